@@ -448,6 +448,25 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True)
+class Order:
+    """An order of rows: by a metadata field, then by id; without a field by id alone. Rows without a value come last in
+    both directions. `numeric`: compare numbers, also those stored as text, and treat other values as missing. Without
+    it compare the first 200 characters of the values as text, by code point."""
+
+    field: str | None = None
+    numeric: bool = False
+    descending: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The place of a row in an order. `value`: what it is sorted by, None: missing."""
+
+    id: str
+    value: str | float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Lease:
     """The right to write to a collection. A write with an `epoch` below the store's raises LeaseLost."""
 

@@ -39,6 +39,7 @@ class Demo:
             )
         self._wanted = settings
         document = tomllib.loads(QUERIES.read_text(encoding="utf-8"))
+        self._blocks = QUERIES.read_text(encoding="utf-8").partition("[[queries]]")[0]
         self._collections = tuple(CollectionSettings.model_validate(block) for block in document["collections"])
         # Each has `collection`, `text` and `expect`: keys, at least one of which must be among the first `TOP` hits.
         self.queries: list[dict[str, Any]] = document["queries"]
@@ -62,7 +63,9 @@ class Demo:
                 api=wanted.api,
                 collections=self._collections,
             )
-            self.service = held.enter_context(closing(Service(settings)))
+            file = folder / "owl-sap.toml"  # the console adds collections to it, until the demo ends
+            file.write_text(self._blocks, encoding="utf-8")
+            self.service = held.enter_context(closing(Service(settings, file=file)))
             self.names = self.service.collections.names
             self._held = held.pop_all()
         return self

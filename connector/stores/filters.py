@@ -34,7 +34,7 @@ from functools import lru_cache
 from typing import Any
 
 from connector.errors import BadFilter
-from connector.model import Filter
+from connector.model import Filter, Order, Place
 
 MAX_DEPTH = 5
 MAX_TERMS = 100
@@ -264,6 +264,12 @@ _WORD = re.compile(r"[^\W_]+")
 _BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
 
 
+def _number_or_none(text: str) -> float | None:
+    with suppress(ValueError):
+        return read_number(text)
+    return None
+
+
 class Unreadable(ValueError):
     """A stored value cannot be read as the filter's kind."""
 
@@ -386,6 +392,7 @@ def _in_hana(condition: Term | Group, within: Compiled | None) -> Compiled:
 
 _SQLITE_FUNCTIONS: dict[str, tuple[int, Callable[..., Any]]] = {
     "owl_number": (1, read_number),
+    "owl_number_or_null": (1, _number_or_none),
     "owl_boolean": (1, _read_boolean),
     "owl_date": (1, _read_date),
     "owl_real_text": (1, repr),
@@ -415,16 +422,21 @@ def is_unreadable(error: sqlite3.Error) -> bool:
     return isinstance(error, sqlite3.OperationalError) and "user-defined function raised exception" in str(error)
 
 
+def _sqlite_text(field: str, column: str = "meta") -> str:
+    value, kind = f"json_extract({column}, '$.{field}')", f"json_type({column}, '$.{field}')"
+    return (
+        f"CASE {kind} WHEN 'text' THEN {value} WHEN 'integer' THEN CAST({value} AS TEXT) "
+        f"WHEN 'real' THEN owl_real_text({value}) WHEN 'true' THEN 'true' WHEN 'false' THEN 'false' END"
+    )
+
+
 def to_sqlite(condition: Condition, column: str = "meta") -> Compiled:
     """Return a condition over the JSON in `column`, for a connection prepared by `register`."""
     parameters: list[Any] = []
 
     def compiled(term: Term) -> str:
         value, kind = f"json_extract({column}, '$.{term.field}')", f"json_type({column}, '$.{term.field}')"
-        text = (
-            f"CASE {kind} WHEN 'text' THEN {value} WHEN 'integer' THEN CAST({value} AS TEXT) "
-            f"WHEN 'real' THEN owl_real_text({value}) WHEN 'true' THEN 'true' WHEN 'false' THEN 'false' END"
-        )
+        text = _sqlite_text(term.field, column)
         if term.operator == "$like":  # as GLOB, which is case-sensitive
             parameters.append(str(term.values[0]).translate(_GLOB))
             return f"({text}) GLOB ?"
@@ -439,3 +451,46 @@ def to_sqlite(condition: Condition, column: str = "meta") -> Compiled:
     where = "1" if condition.where is None else _joined(condition.where, compiled)
     # SQLite may reorder an AND but not a CASE, so `where` is never evaluated for rows outside `within`.
     return Compiled(f"CASE WHEN {within} THEN {where} ELSE 0 END", tuple(parameters))
+
+
+# --------------------------------------------------------------------------------------------------- the order of rows
+
+_SORTED_CHARACTERS = 200  # of a text; it bounds the size of a cursor
+# What a double can hold without overflow. HANA converts only texts of this form, so that no value makes a sort fail.
+_HANA_NUMBER = r"^-?[0-9]{1,40}(\.[0-9]{1,40})?([eE][+-]?[0-9]{1,2})?$"
+
+
+def hana_place(order: Order) -> str:
+    """Return SQL for the value that `order` sorts by, in HANA; '' for the order of ids. Raises BadFilter for a field
+    that a filter could not name."""
+    if order.field is None:
+        return "''"
+    parse({order.field: 1})
+    value = _json_value(order.field)
+    if order.numeric:
+        return f"CASE WHEN {value} LIKE_REGEXPR '{_HANA_NUMBER}' THEN TO_DOUBLE({value}) END"
+    return f"LEFT({value}, {_SORTED_CHARACTERS})"
+
+
+def sqlite_place(order: Order) -> str:
+    if order.field is None:
+        return "''"
+    parse({order.field: 1})
+    text = _sqlite_text(order.field)
+    return f"owl_number_or_null({text})" if order.numeric else f"substr({text}, 1, {_SORTED_CHARACTERS})"
+
+
+def behind(order: Order, after: Place | None) -> Compiled:
+    """Return the condition for rows behind `after`, over the columns ROW_ID and PLACE, with ORDER BY in `projection`.
+    A row keeps its place while others come and go, so that pages neither repeat nor skip rows that stay."""
+    down, sign = (" DESC", "<") if order.descending else ("", ">")
+    ordered = f'"ROW_ID"{down}' if order.field is None else f'"PLACE"{down} NULLS LAST, "ROW_ID"{down}'
+    if after is None:
+        return Compiled("", (), ordered)
+    later, value = f'"ROW_ID" {sign} ?', after.value
+    if order.field is None:
+        return Compiled(later, (after.id,), ordered)
+    if value is None:
+        return Compiled(f'"PLACE" IS NULL AND {later}', (after.id,), ordered)
+    same = f'"PLACE" {sign} ? OR ("PLACE" = ? AND {later}) OR "PLACE" IS NULL'
+    return Compiled(same, (value, value, after.id), ordered)

@@ -24,6 +24,8 @@ from connector.model import (
     Hit,
     IndexUse,
     Lease,
+    Order,
+    Place,
     QuarantinedRow,
     Recipe,
     Sample,
@@ -89,6 +91,10 @@ class View(Protocol):
         """Return up to `count` rows spread over the collection, foreign ones included. The result is stable until the
         next write, and a smaller sample is a prefix of a larger one. Without `texts` each text is "". Scans every row's
         number, and its metadata if there is a row filter."""
+
+    def places(self, count: int, order: Order, after: Place | None = None, where: Filter | None = None) -> list[Place]:
+        """Return the places of up to `count` rows, foreign ones included, behind `after` in this order. An order by a
+        field scans the metadata of every row."""
 
     def index_use(self, k: int, where: Filter | None = None) -> IndexUse:
         """Return whether `search` with these arguments uses an approximate index."""

@@ -6,7 +6,7 @@ import asyncio
 import functools
 import inspect
 import time
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Mapping
 from contextlib import aclosing
 from dataclasses import replace
 from types import TracebackType
@@ -18,7 +18,7 @@ from owl_sap_client import operations
 from owl_sap_client.errors import refused
 from owl_sap_client.following import Following
 from owl_sap_client.operations import Call
-from owl_sap_client.results import Job, JobEvent
+from owl_sap_client.results import Job, JobEvent, Row
 from owl_sap_client.sending import Connection, Outcome, Retries, ended, finished, http_options, not_reached, pauses
 
 P = ParamSpec("P")
@@ -71,6 +71,7 @@ class Client:
 
     search = _now(operations.search)
     rows = _now(operations.rows)
+    page = _now(operations.page)
     fields = _now(operations.fields)
     map_rows = _now(operations.map_rows)
     add_documents = _now(operations.add_documents)
@@ -81,6 +82,7 @@ class Client:
     model = _now(operations.model)
     collections = _now(operations.collections)
     collection = _now(operations.collection)
+    create_collection = _now(operations.create_collection)
     sync = _now(operations.sync)
     verify = _now(operations.verify)
     quarantine = _now(operations.quarantine)
@@ -151,6 +153,17 @@ class Client:
                 outcome = error
             time.sleep(_reconnect_pause(self._retries, following, outcome))
 
+    def all_rows(
+        self, collection: str, *, sort: str | None = None, filter: Mapping[str, Any] | None = None, limit: int = 200
+    ) -> Iterator[Row]:
+        """Yield the stored rows in an order, reading `limit` at a time. See `page`."""
+        after: str | None = None
+        while True:
+            page = self.send(operations.page(collection, sort=sort, filter=filter, after=after, limit=limit))
+            yield from page.rows
+            if (after := page.next) is None:
+                return
+
     def close(self) -> None:
         self._http.close()
 
@@ -194,6 +207,7 @@ class AsyncClient:
 
     search = _later(operations.search)
     rows = _later(operations.rows)
+    page = _later(operations.page)
     fields = _later(operations.fields)
     map_rows = _later(operations.map_rows)
     add_documents = _later(operations.add_documents)
@@ -204,6 +218,7 @@ class AsyncClient:
     model = _later(operations.model)
     collections = _later(operations.collections)
     collection = _later(operations.collection)
+    create_collection = _later(operations.create_collection)
     sync = _later(operations.sync)
     verify = _later(operations.verify)
     quarantine = _later(operations.quarantine)
@@ -273,6 +288,18 @@ class AsyncClient:
             except httpx.RequestError as error:
                 outcome = error
             await asyncio.sleep(_reconnect_pause(self._retries, following, outcome))
+
+    async def all_rows(
+        self, collection: str, *, sort: str | None = None, filter: Mapping[str, Any] | None = None, limit: int = 200
+    ) -> AsyncGenerator[Row, None]:
+        """Yield the stored rows in an order; see Client.all_rows."""
+        after: str | None = None
+        while True:
+            page = await self.send(operations.page(collection, sort=sort, filter=filter, after=after, limit=limit))
+            for row in page.rows:
+                yield row
+            if (after := page.next) is None:
+                return
 
     async def aclose(self) -> None:
         await self._http.aclose()

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -58,7 +59,7 @@ class Call(Generic[T]):
     query: Mapping[str, Any] = field(default_factory=dict)
     body: Mapping[str, Any] | None = None
     accept: str = "application/json"
-    good: frozenset[int] = frozenset((200, 202))
+    good: frozenset[int] = frozenset((200, 201, 202))
     repeatable: bool = True
 
     @property
@@ -119,6 +120,20 @@ def rows(collection: str, ids: Sequence[str]) -> Call[list[results.Row]]:
     return Call("POST", "/v1/collections/{name}/rows", As(list[results.Row], "rows"), {"name": collection}, body=body)
 
 
+def page(
+    collection: str,
+    *,
+    sort: str | None = None,
+    filter: Mapping[str, Any] | None = None,
+    after: str | None = None,
+    limit: int | None = None,
+) -> Call[results.Page]:
+    """Return stored rows in an order: "key" or a metadata field, with "-" before it descending. `after`: `next` of the
+    page before. `limit`: at most 200 rows."""
+    query = _given(sort=sort, after=after, limit=limit, filter=None if filter is None else json.dumps(filter))
+    return Call("GET", "/v1/collections/{name}/rows", As(results.Page), {"name": collection}, query)
+
+
 def fields(collection: str) -> Call[results.Fields]:
     """Return the metadata fields that filters can use, with types and values."""
     return Call("GET", "/v1/collections/{name}/fields", As(results.Fields), {"name": collection})
@@ -158,10 +173,21 @@ def delete_documents(collection: str, ids: Sequence[str]) -> Call[int]:
 # ----------------------------------------------------------------------------------------------------------- embedding
 
 
-def embed(texts: Sequence[str], *, normalize: bool = True, truncate: bool = False) -> Call[list[Vector]]:
-    """Return one vector per text, in order, as arrays of float32 (numpy.asarray accepts them). `truncate`: cut texts
-    that are longer than the model's limit instead of rejecting them."""
-    body = {"inputs": _listed("texts", texts), "normalize": normalize, "truncate": truncate}
+InputType = Literal["query", "document"]
+
+
+def embed(
+    texts: Sequence[str], *, input_type: InputType = "document", normalize: bool = True, truncate: bool = False
+) -> Call[list[Vector]]:
+    """Return one vector per text, in order, as arrays of float32 (numpy.asarray accepts them). `input_type`: some
+    models embed a search text (query) otherwise than a text to be found (document). `truncate`: cut texts that are
+    longer than the model's limit instead of rejecting them."""
+    body = {
+        "inputs": _listed("texts", texts),
+        "input_type": input_type,
+        "normalize": normalize,
+        "truncate": truncate,
+    }
     return Call("POST", "/embed", _vectors, body=body, accept=_RAW)
 
 
@@ -192,12 +218,12 @@ def openai_embeddings(
     model: str | None = None,
     encoding_format: Literal["float", "base64"] | None = None,
     dimensions: int | None = None,
+    input_type: InputType | None = None,
     user: str | None = None,
 ) -> Call[results.OpenAIEmbeddings]:
-    """Embed in OpenAI's format. `embed` costs the service a tenth of this."""
-    body = _given(
-        input=_listed("texts", texts), model=model, encoding_format=encoding_format, dimensions=dimensions, user=user
-    )
+    """Embed in OpenAI's format; `input_type` as in `embed`, which costs the service a tenth of this."""
+    options = {"model": model, "encoding_format": encoding_format, "dimensions": dimensions}
+    body = _given(input=_listed("texts", texts), **options, input_type=input_type, user=user)
     return Call("POST", "/v1/embeddings", As(results.OpenAIEmbeddings), body=body)
 
 
@@ -217,8 +243,14 @@ def collections() -> Call[list[results.Collection]]:
     return Call("GET", "/v1/collections", As(list[results.Collection]))
 
 
-def collection(name: str) -> Call[results.Collection]:
-    return Call("GET", "/v1/collections/{name}", As(results.Collection), {"name": name})
+def collection(name: str) -> Call[results.CollectionDetails]:
+    return Call("GET", "/v1/collections/{name}", As(results.CollectionDetails), {"name": name})
+
+
+def create_collection(block: Mapping[str, Any]) -> Call[results.Created]:
+    """Create a collection. `block`: its settings, as in owl-sap.toml. Raises Conflict if the name is in use, or the
+    service cannot write its settings file."""
+    return Call("POST", "/v1/collections", As(results.Created), body=dict(block), repeatable=False)
 
 
 def sync(

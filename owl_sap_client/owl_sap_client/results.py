@@ -95,6 +95,14 @@ class Row:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Page:
+    """Rows in an order. `next`: `after` of the next page; None on the last one."""
+
+    rows: list[Row]
+    next: str | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class FieldValue:
     value: Any
     count: int
@@ -178,6 +186,16 @@ class Model:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class FieldLabel:
+    """`label`: HANA's comment, else the name. `values`: texts by code, where they are known."""
+
+    name: str
+    label: str
+    type: Literal["text", "number", "date", "time", "boolean"]
+    values: dict[str, str] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Collection:
     """Times are UTC in ISO 8601. `table`: the table with the vectors, None for the local store. `key`: the key
     columns."""
@@ -202,6 +220,11 @@ class Collection:
     job: str | None = None
     next_sync: str | None = None
     stale_since: str | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class CollectionDetails(Collection):
+    fields: list[FieldLabel] = dataclasses.field(default_factory=list)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -326,6 +349,14 @@ class TableDetail:
 class Sample:
     text: str
     tokens: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Created:
+    """A new collection, and its block as written to the settings file."""
+
+    collection: str
+    toml: str
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from typing import Any
 
 from app.src.access.keys import Grant, create
 from app.src.service.service import Service
-from app.src.settings import Settings
+from app.src.settings import Settings, load
 from tests.access.conftest import settings_with
 from tests.api.conftest import TableSource, serving
 
@@ -86,3 +86,44 @@ def test_strangers_cannot_have_as_much_written_as_they_like(tmp_path: Path) -> N
     lines = [json.loads(line) for line in Path(audit).read_text(encoding="utf-8").splitlines()]
     assert [each["status"] for each in lines] == [401] * 3 + [429, 200]
     assert refused == 20, "they are counted all the same"
+
+
+def test_who_may_create_a_collection(tmp_path: Path) -> None:
+    """Its `where` is SQL, and without row rights it would show the rows of a collection that has some."""
+    keys, file = tmp_path / "keys.json", tmp_path / "owl-sap.toml"
+    made = {
+        "syncs": Grant("syncs", ("embed", "search", "sync", "metrics")),
+        "admin": Grant("admin", ("admin",), {"owner": "FERT"}),
+        "all": Grant("all", ("admin",), every_row=True),
+    }
+    file.write_text(
+        f'[store]\nkind = "local"\npath = "{tmp_path}/vectors"\n[embedding]\nmodel = "hash:16"\n'
+        f'[access]\nkeys = "{keys}"\naudit = "{tmp_path}/audit.log"\n[[collections]]\n'
+        f'name = "materials"\nsource = "S.MARA"\ntemplate = "{{MAKTX}}"\n'
+        'metadata = ["MTART"]\nrow_rights = {MTART = "owner"}\n',
+        encoding="utf-8",
+    )
+    secrets = {name: create(keys, grant)[1] for name, grant in made.items()}
+    before = file.read_bytes()
+    block = {"name": "parts", "source": "S.MARA", "template": "{MAKTX}", "where": "MTART = 'SECRET-4711'"}
+    service = Service(load(file).settings, source=TableSource(), file=file)
+
+    def created_by(name: str) -> int:
+        return client.post("/v1/collections", json=block, headers={"X-API-Key": secrets[name]}).status_code
+
+    with serving(service) as client:
+        assert client.post("/v1/collections", json=block).status_code == 401
+        assert [created_by("syncs"), created_by("admin")] == [403, 403]
+        assert file.read_bytes() == before
+        assert created_by("all") == 201
+    service.close()
+    log = (tmp_path / "audit.log").read_text(encoding="utf-8")
+    lines = [json.loads(line) for line in log.splitlines()]
+    assert [(each["status"], each["why"], each["collection"]) for each in lines] == [
+        (401, "missing", None),
+        (403, "scope", None),
+        (403, "row_rights", None),
+        (201, None, "parts"),
+    ]
+    assert {(each["method"], each["route"]) for each in lines} == {("POST", "/v1/collections")}
+    assert "4711" not in log

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from app.src.access.principal import LOOPBACK, OPERATOR, Principal
 from app.src.access.rows import MOST_VALUES, Nothing, Rights, RowsRefused, visible
-from app.src.settings import CollectionSettings, Settings
+from app.src.settings import CollectionSettings
 from connector.stores.filters import narrowed
 from tests.filter_oracle import matches
 
@@ -120,7 +120,7 @@ def test_requests_that_show_rows_of_all_owners_need_every_row() -> None:
     free = {"name": "free", "source": "S.T", "template": "{X}"}
     bound = free | {"name": "orders", "metadata": ["MANDT"], "row_rights": RIGHTS}
     collections = {each["name"]: CollectionSettings.model_validate(each) for each in (free, bound)}
-    rights = Rights(Settings(collections=tuple(collections.values())), collections.__getitem__)
+    rights = Rights(collections.values, collections.__getitem__)
     rights.check_every_row(LOOPBACK, "free")
     rights.check_every_row(OPERATOR, "orders")
     for name in ("orders", None):

@@ -635,3 +635,27 @@ def test_requests_are_answered_when_the_audit_log_cannot_be_written(alone: Askin
         alone.search(OPERATOR, **ANSWERED)
     lost = re.compile(r"^owl_sap_audit_failures_total ([3-9]|\d\d)", re.MULTILINE)
     until(lambda: lost.search(alone.get(OPERATOR, "/metrics").text) is not None)
+
+
+@pytest.mark.parametrize("owner", OWNERS)
+def test_pages_and_exports_are_of_the_rows_that_may_be_seen(asking: Asking, owner: str) -> None:
+    path = "/v1/collections/materials/rows"
+    mine = [f"{number:03}" for number in range(60) if OWNERS[number % 3] == owner]
+    for query in ("limit=7", "limit=7&sort=MTART", f'limit=7&filter={{"MTART":{{"$in":{json.dumps(OWNERS)}}}}}'):
+        found: list[str] = []
+        after = ""
+        while True:
+            page = asking.get(claiming(owner), f"{path}?{query}{after}").json()
+            found += [row["key"]["MATNR"] for row in page["rows"]]
+            if page["next"] is None:
+                break
+            after = f"&after={page['next']}"
+        assert found == mine
+    everything = asking.get(OPERATOR, f"{path}?limit=7").json()["next"]
+    behind = asking.get(claiming(owner), f"{path}?limit=60&after={everything}").json()["rows"]
+    assert [row["key"]["MATNR"] for row in behind] == [key for key in mine if key > "006"], "a cursor shows no row"
+    asking.who[0] = claiming(owner)
+    lines = asking.client.get(path, headers={"Accept": "text/csv"}).text.splitlines()
+    assert [line.rpartition(",")[2] for line in lines[1:]] == [owner] * len(mine)
+    asking.who[0] = claiming()
+    assert asking.client.get(path, headers={"Accept": "text/csv"}).text == "id,MATNR,text,MTART\r\n"

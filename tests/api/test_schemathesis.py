@@ -40,6 +40,7 @@ CHECKS = {
 """That must have looked at answers; `ignored_auth` has something to say where the document names a security scheme."""
 NEVER = {
     "POST /v1/collections/{name}/generations": "nothing can be built, switched or dropped without another model",
+    "POST /v1/collections": "there is no settings file here to write to",
     "POST /mcp": "off here: what its messages hold is MCP's to describe, and tests/agents asks by MCP's own client",
 }
 """Operations that need not succeed here, and why."""

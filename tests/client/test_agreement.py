@@ -11,6 +11,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import pytest
 
+from app.src.settings import CollectionSettings
 from owl_sap_client import AsyncClient, Client, operations
 from owl_sap_client.operations import As, Call
 from tests.client.conftest import Served
@@ -38,15 +39,24 @@ EVERYTHING: dict[str, dict[str, Any]] = {
     },
     "rows": {"collection": "c", "ids": ["1"]},
     "fields": {"collection": "c"},
+    "page": {"collection": "c", "sort": "-A", "filter": {"A": 1}, "after": "x", "limit": 5},
     "map_rows": {"collection": "c", "color": "A", "limit": 5},
     "add_documents": {"collection": "c", "documents": [{"id": "1", "text": "t", "metadata": {}}]},
     "delete_documents": {"collection": "c", "ids": ["1"]},
-    "embed": {"texts": ["a"], "normalize": False, "truncate": True},
-    "openai_embeddings": {"texts": ["a"], "model": "m", "encoding_format": "float", "dimensions": 3, "user": "u"},
+    "embed": {"texts": ["a"], "input_type": "query", "normalize": False, "truncate": True},
+    "openai_embeddings": {
+        "texts": ["a"],
+        "model": "m",
+        "encoding_format": "float",
+        "dimensions": 3,
+        "input_type": "query",
+        "user": "u",
+    },
     "models": {},
     "model": {"name": "m"},
     "collections": {},
     "collection": {"name": "c"},
+    "create_collection": {"block": dict.fromkeys(CollectionSettings.model_fields)},
     "sync": {"collection": "c", "full": True, "max_deletes": 0.5, "retry_login": True, "accept_schema": True},
     "verify": {"collection": "c", "repair": True, "generation": 2},
     "quarantine": {"collection": "c", "limit": 3},
@@ -111,7 +121,7 @@ def test_both_clients_have_every_operation_under_the_same_signature() -> None:
     for name in ours:
         assert inspect.signature(ours[name]) == inspect.signature(others[name])
         assert ours[name].__wrapped__ is getattr(operations, name)
-    by_hand = {"wait", "events", "send"}
+    by_hand = {"wait", "events", "all_rows", "send"}
     for kind in (Client, AsyncClient):
         public = {name for name in vars(kind) if not name.startswith("_")}
         assert public - set(EVERYTHING) - {"close", "aclose"} == by_hand
@@ -163,7 +173,7 @@ def shapes(call: Call[Any], described: Document) -> list[tuple[Any, Document]]:
     """What a method reads, and the schema of what it reads it from."""
     if not isinstance(call.read, As):
         return []
-    good = [described["responses"][status] for status in ("200", "202") if status in described["responses"]]
+    good = [described["responses"][status] for status in ("200", "201", "202") if status in described["responses"]]
     schemas = [each["content"]["application/json"]["schema"] for each in good if "application/json" in each["content"]]
     return [(call.read, schema) for schema in schemas]
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from connector.errors import BadFilter, GenerationChanged, UnknownCollection
 from connector.hana.connection import ConnectionOptions, HanaPool
-from connector.model import ChangeSet, Chunk, StoredText
+from connector.model import ChangeSet, Chunk, Filter, Order, Place, StoredText
 from connector.stores import records
 from connector.stores.hana.store import HanaStore
 from connector.stores.local.store import LocalStore
@@ -24,7 +24,7 @@ from connector.stores.store import VectorStore, View
 from hana_emulator.testing import Emulator
 
 DIMENSION = 8
-NAME, OTHER, KEYS = "reading", "other", "keys"
+NAME, OTHER, KEYS, ORDERED = "reading", "other", "keys", "ordered"
 COUNT = 600
 OWNERS = ("A", "B", "C")
 WITHIN = {"M": {"$in": ["A"]}}
@@ -66,9 +66,32 @@ KEYED = [
     for at in (0, 1)
 ]
 
+SORTED_VALUES: list[Any] = [
+    "9.5",
+    10,
+    "-3",
+    1.5e3,
+    "0010",
+    None,
+    "n/a",
+    "",
+    True,
+    "10",
+    2**60,
+    "1e2",
+    [1],
+    "ä",
+    "z" * 300,
+]
+SORTABLE = [
+    Chunk(f'["{at:02}"]', number, f"text {number}", {"M": owner_of(at), "V": value, "N": at}, bytes(32))
+    for at, value in enumerate(SORTED_VALUES)
+    for number in range(1 + at % 2)
+]
+
 
 def fill(store: VectorStore) -> VectorStore:
-    for name, chunks in ((OTHER, [SECRET]), (NAME, ALL), (KEYS, KEYED)):
+    for name, chunks in ((OTHER, [SECRET]), (NAME, ALL), (KEYS, KEYED), (ORDERED, SORTABLE)):
         store.open(name, Model())  # type: ignore[arg-type]
         with store.lease(name, "writer", 5) as lease:
             store.apply(lease, ChangeSet(chunks, VECTORS[: len(chunks)]))
@@ -190,6 +213,80 @@ def test_the_spread_is_even_for_any_numbers() -> None:
         assert tenths.min() > 70, (first, step, tenths)
 
 
+# ------------------------------------------------------------------------------------------------- rows in an order
+
+
+def as_text(value: Any) -> str | None:
+    if value is None or isinstance(value, list):
+        return None
+    return str(value).lower() if isinstance(value, bool) else str(value)[:200]
+
+
+def as_number(value: Any) -> float | None:
+    try:
+        return None if isinstance(value, bool) else float(value)
+    except (TypeError, ValueError):
+        return None
+
+
+def sorted_rows(order: Order, within: Filter | None) -> list[Place]:
+    read = as_number if order.numeric else as_text
+    rows: dict[str, Any] = {}
+    for chunk in SORTABLE:
+        if within is None or chunk.metadata["M"] == "A":
+            rows[chunk.id] = None if order.field is None else read(chunk.metadata.get(order.field))
+    there = sorted(
+        (id_ for id_, value in rows.items() if value is not None or order.field is None), key=lambda id_: id_
+    )
+    missing = [id_ for id_ in sorted(rows) if id_ not in there]
+    if order.field is not None:
+        there.sort(key=lambda id_: rows[id_])
+    if order.descending:
+        there = sorted(reversed(there), key=lambda id_: rows[id_], reverse=True) if order.field else there[::-1]
+        missing.reverse()
+    return [Place(id_, rows[id_]) for id_ in (*there, *missing)]
+
+
+ORDERS = [
+    Order(field, numeric, down)
+    for field, numeric in ((None, False), ("V", True), ("V", False), ("X", True))
+    for down in (False, True)
+]
+
+
+@pytest.mark.parametrize("within", [None, WITHIN], ids=["all", "some"])
+@pytest.mark.parametrize("order", ORDERS, ids=str)
+def test_rows_come_in_an_order_page_by_page(store: VectorStore, order: Order, within: Any) -> None:
+    """Each row once, whatever its chunks; rows without a value last, so never skipped."""
+    view, wanted = store.view(ORDERED, row_filter=within), sorted_rows(order, within)
+    assert view.places(100, order) == wanted
+    for size in (1, 4):
+        found: list[Place] = []
+        while page := view.places(size, order, found[-1] if found else None):
+            assert len(page) <= size
+            found += page
+        assert found == wanted
+
+
+def test_a_page_is_of_the_rows_that_fit_a_filter(store: VectorStore) -> None:
+    view, order = store.view(ORDERED, row_filter=WITHIN), Order("V", numeric=True, descending=True)
+    allowed = [place for place in sorted_rows(order, WITHIN) if int(place.id[2:4]) >= 5]
+    assert view.places(50, order, None, {"N": {"$gte": 5}}) == allowed
+    assert view.places(50, order, allowed[0], {"N": {"$gte": 5}}) == allowed[1:]
+    assert view.places(9, Order(), None, {"M": {"$contains": "a"}}) == sorted_rows(Order(), WITHIN)
+    with pytest.raises(BadFilter):
+        view.places(9, Order(), None, {"V": {"$gt": 1}})
+    with pytest.raises(BadFilter):
+        view.places(9, Order(), None, {"V": {"$nope": 1}})
+
+
+def test_a_page_goes_on_where_its_row_was(store: VectorStore) -> None:
+    """Also when that row is gone."""
+    numbers = [place.id for place in store.view(NAME).places(3, Order("N", numeric=True), Place('["nobody"]', 41.0))]
+    assert numbers == [id_of(42), id_of(43), id_of(44)]
+    assert [place.id for place in store.view(NAME).places(2, Order(), Place('["0041"]'))] == [id_of(42), id_of(43)]
+
+
 # ------------------------------------------------------------------------------------------------- rows of others
 
 
@@ -225,6 +322,9 @@ def test_rows_of_others_are_read_as_ours(beside: tuple[HanaStore, list[str]]) ->
     assert {one.id for one in store.view("mixed").sample(9).chosen} == {bare, id_of(3), by_a, by_b}
     assert store.view("mixed").sample(9).rows == 4
     assert not store.view("mixed").vectors(store.view("mixed").texts([by_a])).any(), "it has none"
+    assert [place.id for place in store.view("mixed").places(9, Order())] == [id_of(3), by_a, by_b, bare]
+    assert [place.id for place in store.view("mixed").places(9, Order("M"))] == [id_of(3), by_a, by_b, bare]
+    assert store.view("mixed").places(9, Order("M"), Place(by_a, "A"))[0].id == by_b
 
 
 def test_rows_of_others_are_narrowed_as_ours(beside: tuple[HanaStore, list[str]]) -> None:
@@ -234,6 +334,7 @@ def test_rows_of_others_are_narrowed_as_ours(beside: tuple[HanaStore, list[str]]
     sample = view.sample(9)
     assert {one.id for one in sample.chosen} == {by_a, id_of(3)}
     assert sample.rows == 2
+    assert [place.id for place in view.places(9, Order(descending=True))] == [by_a, id_of(3)]
 
 
 def test_a_record_of_ours_is_not_read_by_its_number(beside: tuple[HanaStore, list[str]]) -> None:

@@ -35,6 +35,8 @@ TABLE: dict[str, tuple[int, int, bool]] = {
     "NoProposal": (2, 500, False),
     "NotPreviewable": (2, 422, False),
     "WrongOrigin": (2, 409, False),
+    "CollectionExists": (2, 409, False),
+    "NotSaved": (2, 409, False),
     "BadDocument": (2, 422, False),
     "LogMissing": (2, 500, False),
     "UnknownKey": (2, 404, False),
@@ -92,7 +94,7 @@ def instance(kind: type[Any], text: str) -> Any:
     wanted = inspect.signature(kind.__init__).parameters
     if kind is backends.NonFinite:
         return kind([0])
-    arguments = {"index": 0, "indices": [0], "reason": "r", "rows": {0: errors.RowRejected("r")}}
+    arguments = {"index": 0, "indices": [0], "reason": "r", "toml": "", "rows": {0: errors.RowRejected("r")}}
     more = {name: value for name, value in arguments.items() if name in wanted}
     return kind(text, **more)
 

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from app.src.access.audit import shape_of
 from app.src.access.principal import Principal
-from app.src.settings import CollectionSettings, Settings
+from app.src.settings import CollectionSettings
 from connector.errors import BadFilter
 from connector.model import Filter
 
@@ -108,10 +108,13 @@ def seen(rows: Iterable[Row], within: Filter | None) -> list[Row]:
 
 
 class Rights:
-    """The row rights of the configured collections. `block` returns one's settings, or raises UnknownCollection."""
+    """The row rights of the configured collections. `blocks` returns their settings; `block` one's settings, or it
+    raises UnknownCollection."""
 
-    def __init__(self, settings: Settings, block: Callable[[str], CollectionSettings]) -> None:
-        self._settings = settings
+    def __init__(
+        self, blocks: Callable[[], Iterable[CollectionSettings]], block: Callable[[str], CollectionSettings]
+    ) -> None:
+        self._blocks = blocks
         self._block = block
 
     def visible(self, name: str, principal: Principal) -> Filter | Nothing | None:
@@ -128,7 +131,7 @@ class Rights:
 
     def check_every_row(self, principal: Principal, name: str | None = None) -> None:
         """Raise RowsRefused unless the principal may see every row of the collection (None: of any table)."""
-        for block in self._settings.collections if name is None else [self._block(name)]:
+        for block in self._blocks() if name is None else [self._block(name)]:
             if block.row_rights and not principal.every_row:
                 raise RowsRefused(
                     f'"{block.name}" has row rights, and this request shows rows of all owners: it needs a key with '

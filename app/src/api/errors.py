@@ -21,7 +21,7 @@ from app.src.access.rates import RateExceeded
 from app.src.access.rows import RowsRefused
 from app.src.core import backends, queue
 from app.src.jobs.journal import JobOver, JobRunning, QueueFull, StateUnusable, UnknownJob
-from app.src.service.catalog import NotPreviewable
+from app.src.service.catalog import CollectionExists, NotPreviewable, NotSaved
 from app.src.service.explaining import code_of, explained
 from connector import errors
 
@@ -106,6 +106,7 @@ _BY_STATUS: Mapping[int, tuple[type[Exception], ...]] = {
     409: (
         *(JobRunning, JobOver, errors.ModelMismatch, errors.WrongOrigin),
         *(errors.LeaseLost, errors.GenerationRefused, errors.SyncPaused),
+        *(CollectionExists, NotSaved),
     ),
     422: (errors.BadFilter, errors.BadDocument, errors.TextsNotEmbeddable, NotPreviewable, backends.NonFinite),
     429: (QueueFull, RateExceeded, queue.EngineOverloaded),

@@ -62,7 +62,10 @@ NEEDS: Mapping[str, Need] = {
     **dict.fromkeys((_METRICS_ROUTE, "GET /v1/gpu"), _METRICS),
     **dict.fromkeys(("POST /embed", "POST /v1/embeddings"), _EMBED),
     **dict.fromkeys(("GET /v1/models", "GET /v1/models/{model:path}"), _EMBED | _SEARCH),
-    **dict.fromkeys((f"POST {_ONE}/search", f"POST {_ONE}/rows", f"GET {_ONE}/fields", f"GET {_ONE}/map"), _SEARCH),
+    **dict.fromkeys(
+        (f"POST {_ONE}/search", f"POST {_ONE}/rows", f"GET {_ONE}/rows", f"GET {_ONE}/fields", f"GET {_ONE}/map"),
+        _SEARCH,
+    ),
     "POST /mcp": _SEARCH,  # tools that need further scopes check them
     **dict.fromkeys(("GET /v1/collections", f"GET {_ONE}"), _SEARCH | _SYNC | _METRICS),
     **dict.fromkeys((f"POST {_ONE}/sync", f"POST {_ONE}/verify", f"GET {_ONE}/generations"), _SYNC),
@@ -71,6 +74,7 @@ NEEDS: Mapping[str, Need] = {
     f"GET {_ONE}/quarantine": _SYNC,
     **dict.fromkeys((f"POST {_ONE}/quarantine/retry", f"POST {_ONE}/quarantine/drop"), _SYNC),
     **dict.fromkeys((f"POST {_ONE}/documents", f"POST {_ONE}/documents/delete"), _SYNC),
+    "POST /v1/collections": _ADMIN,  # its `where` is SQL
     f"POST {_ONE}/generations": _ADMIN,  # switches or deletes data that all callers use
     # HANA's catalogue, as visible to the technical user.
     **dict.fromkeys(("GET /v1/tables", f"GET {_TABLE}", f"POST {_TABLE}/preview"), _ADMIN),
@@ -217,7 +221,7 @@ class Guard:
         access = service.access.settings
         self._hosts = frozenset(name.lower() for name in access.hosts)
         self._rules = Rules(routes, {**NEEDS, _METRICS_ROUTE: OPEN} if access.open_metrics else NEEDS)
-        self._collections = frozenset(service.collections.names)
+        self._collections = service.collections.names
         self._held = 0  # bytes of all bodies in memory
         # The system's generator would take a tenth of a request's time.
         self._ids = random.Random()  # nosec B311 # ids protect nothing

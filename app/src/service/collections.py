@@ -5,19 +5,32 @@ from __future__ import annotations
 import difflib
 import json
 import math
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from app.src.access.files import Reloaded
 from app.src.access.rows import Nothing, seen
 from app.src.service.wiring import Parts
-from app.src.settings import CollectionSettings, no_collections
+from app.src.settings import CollectionSettings, SettingsError, load, no_collections
 from connector.errors import ConfigurationError, DatabaseError, GenerationChanged, UnknownCollection
-from connector.model import CollectionSpec, CollectionStatus, Filter, Hit, IndexUse, Sample, StoredText, Vectors
+from connector.model import (
+    CollectionSpec,
+    CollectionStatus,
+    Filter,
+    Hit,
+    IndexUse,
+    Order,
+    Place,
+    Sample,
+    StoredText,
+    Vectors,
+)
 from connector.stores.store import VectorStore
 from connector.sync.documents import nothing_to_sync
 
@@ -55,6 +68,11 @@ class VisibleView:
         # A store that returned invisible rows has counted them too.
         return Sample(chosen, found.rows if len(chosen) == len(found.chosen) else len(chosen))
 
+    def places(self, count: int, order: Order, after: Place | None, where: Filter | None) -> list[Place]:
+        """Return places as the store gives them: without metadata they cannot be filtered again, so their rows must be
+        read with `texts`."""
+        return self._view.places(count, order, after, where)
+
     def vectors(self, chunks: Sequence[Hit | StoredText]) -> Vectors:
         return self._view.vectors(chunks)
 
@@ -62,13 +80,33 @@ class VisibleView:
         return self._view.index_use(k, where)
 
 
+class _Blocks(Reloaded[tuple[CollectionSettings, ...]]):
+    """The collections of the settings file."""
+
+    content = ()  # until the first `refresh`
+
+    def load(self) -> tuple[CollectionSettings, ...]:
+        try:
+            return load(self._paths[0]).settings.collections
+        except SettingsError as error:
+            raise ConfigurationError(f"new collections are not read: {error}") from None
+
+
 class Collections:
-    """Thread-safe. Methods that take a name raise UnknownCollection if the name is not in the settings."""
+    """Thread-safe. Methods that take a name raise UnknownCollection if the name is not in the settings.
+
+    Blocks that are added to the settings file are noticed by `refresh`. Changed and removed ones take effect when the
+    process starts again, because syncs and searches may be using them.
+    """
 
     def __init__(self, parts: Parts, file: Path | None = None) -> None:
-        """`file`: the settings file, for messages. `on_change` is called after each write of this process."""
+        """`file`: the settings file. `on_change` is called after each write of this process, each of `on_new` with a
+        new collection. `names` and `synced_names` grow."""
         self._parts = parts
-        self._file = file
+        self.file = file
+        self._in_file = None if file is None else _Blocks(file)
+        self._adding = threading.Lock()
+        self.on_new: list[Callable[[CollectionSettings], None]] = []
         self._blocks = {block.name: block for block in parts.settings.collections}
         self._specs: dict[str, CollectionSpec] = {}
         self._statuses: dict[str, tuple[float, CollectionStatus]] = {}
@@ -77,13 +115,38 @@ class Collections:
         self.synced_names = [block.name for block in parts.settings.synced]
 
     def block(self, name: str) -> CollectionSettings:
+        if name not in self._blocks:
+            self.refresh()
         if name in self._blocks:
             return self._blocks[name]
         if not self._blocks:
-            raise UnknownCollection(f'no collection is named "{name}"; {no_collections(self._file)}')
+            raise UnknownCollection(f'no collection is named "{name}"; {no_collections(self.file)}')
         near = difflib.get_close_matches(name, self.names, n=1)
         hint = f'did you mean "{near[0]}"?' if near else f"there are: {', '.join(self.names)}"
         raise UnknownCollection(f'no collection is named "{name}"; {hint}')
+
+    def blocks(self) -> tuple[CollectionSettings, ...]:
+        return self._parts.settings.collections
+
+    def refresh(self) -> None:
+        """Add the new collections of a changed settings file. Looks at the file at most twice a second."""
+        if self._in_file is not None:
+            self._in_file.refresh()
+            if self._in_file.fault is None:
+                self.add(self._in_file.content)
+
+    def add(self, blocks: Iterable[CollectionSettings]) -> None:
+        """Add those whose names are new."""
+        with self._adding:
+            for block in blocks:
+                if block.name not in self._blocks:
+                    self._parts.add(block)
+                    self._blocks[block.name] = block
+                    self.names.append(block.name)
+                    if not block.documents:
+                        self.synced_names.append(block.name)
+                    for each in self.on_new:
+                        each(block)
 
     def spec(self, name: str) -> CollectionSpec:
         if name not in self._specs:

@@ -15,6 +15,7 @@ from app.src.service.catalog import Catalog
 from app.src.service.collections import Collections
 from app.src.service.documents import ClientDocuments
 from app.src.service.generations import Generations
+from app.src.service.labels import Labels
 from app.src.service.search import Search
 from app.src.service.status import Status, version
 from app.src.service.sync import Quarantine, Sync
@@ -37,7 +38,8 @@ class Service:
         store: VectorStore | None = None,
         file: Path | None = None,
     ) -> None:
-        """`source` and `store` replace the configured ones; the service closes the store. `file`: the settings file.
+        """`source` and `store` replace the configured ones; the service closes the store. `file`: the settings file,
+        where `collections` notices further ones.
         Raises SettingsError for a reranker that does not exist."""
         self.settings = settings
         self.file = file
@@ -48,7 +50,7 @@ class Service:
             settings, self.metrics, source=source, store=store, graphs_folder=settings.tensorrt_cache(file)
         )
         self.collections = Collections(self.parts, file)
-        self.rights = Rights(settings, self.collections.block)
+        self.rights = Rights(self.collections.blocks, self.collections.block)
         self.generations = Generations(self.parts, self.collections)
         self.sync = Sync(self.parts, self.collections, self.generations, self.metrics)
         self.quarantine = Quarantine(self.parts, self.collections, self.generations)
@@ -56,6 +58,7 @@ class Service:
         self.jobs = self.background.jobs
         self.search = Search(self.parts, self.collections, self.generations, self.rights, self.background, self.metrics)
         self.browse = Browse(self.collections, self.rights)
+        self.labels = Labels(self.parts, self.collections, self.rights)
         self.documents = ClientDocuments(self.parts, self.collections, self.generations, self.rights, self.metrics)
         self.catalog = Catalog(self.parts, self.collections)
         self.evaluation = Evaluator(self.search.operators_ids, self.collections.spec, lambda: self.parts.store)

@@ -137,6 +137,7 @@ class Status:
         self._look = StoreLook(collections.names, parts.store_to_read)
         collections.on_change = self._look.forget
         metrics.expect(collections.synced_names)
+        collections.on_new.append(lambda block: None if block.documents else metrics.expect([block.name]))
         embedding = parts.settings.embedding
 
         def wanted_but_missing() -> float:
@@ -159,6 +160,7 @@ class Status:
         """Return one entry per collection; one that was never synced has 0 rows and no table. Raises UnknownCollection,
         and UnknownTable when the store's schema does not exist."""
         entries, store = [], self._parts.settings.store
+        self._collections.refresh()
         for name in self._collections.names if names is None else names:
             spec, status = self._collections.spec(name), self._collections.stored(name)
             shown: dict[str, Any] = dict.fromkeys((*_KEYS, "lag_seconds", "method", "last_full"))

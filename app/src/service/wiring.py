@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from app.src.core.backends import EngineError, InputType, NonFinite
 from app.src.observe.gpu import gpu_message, gpu_missing
 from app.src.observe.metrics import Metrics
-from app.src.settings import Settings
+from app.src.settings import CollectionSettings, Settings
 from connector.document.document import metadata_names
 from connector.errors import ConfigurationError, ConnectorError, TextsNotEmbeddable, UnknownTable
 from connector.extras import install_command
@@ -208,6 +208,8 @@ class Parts:
         """`source` and `store` replace the configured ones; they are closed too. `graphs_folder`: for calibrations;
         default: the folder used without a settings file."""
         self.settings = settings
+        # Per collection: column -> its name in the stored metadata. Filters may use either.
+        self._metadata_names = {block.name: metadata_names(block.metadata) for block in settings.collections}
         self.graphs_folder = graphs_folder or settings.tensorrt_cache(None)
         self._warned = False
         self._metrics = metrics or Metrics()
@@ -217,6 +219,11 @@ class Parts:
         self._models: dict[ModelSource, EngineEmbedder] = {}  # by their sources without SHA-256
         self._models_lock = threading.Lock()
         self.store_in_hana = store is None and settings.store.kind == "hana"
+
+    def add(self, block: CollectionSettings) -> None:
+        """Add a collection to the settings."""
+        self._metadata_names[block.name] = metadata_names(block.metadata)
+        self.settings = self.settings.model_copy(update={"collections": (*self.settings.collections, block)})
 
     @property
     def engine(self) -> EmbeddingEngine:
@@ -283,10 +290,10 @@ class Parts:
                     may_have = build is not None and build[1] is not None and embedding.device != "cpu"
                     if wanted.scan == "gpu" or (may_have and not embedding.hashing):
                         scan = EnginesScan(lambda: self.engine, wanted=wanted.scan == "gpu")
-                return LocalStore(wanted.path or Path(), names=self._metadata_names(), scan=scan)
+                return LocalStore(wanted.path or Path(), names=self._metadata_names, scan=scan)
             from connector.stores.hana.store import HanaStore
 
-            return HanaStore(self.store_pool, self._schema(), names=self._metadata_names())
+            return HanaStore(self.store_pool, self._schema(), names=self._metadata_names)
 
         return self._part("store", build)
 
@@ -303,7 +310,7 @@ class Parts:
         if not (folder / FILE).exists():
             yield None
             return
-        with closing(LocalStore(folder, names=self._metadata_names(), read_only=True)) as store:
+        with closing(LocalStore(folder, names=self._metadata_names, read_only=True)) as store:
             yield store
 
     def pool(self, section: str) -> HanaPool:
@@ -376,7 +383,7 @@ class Parts:
         from app.src.core.loading import EngineOptions, load_engine
 
         wanted, model = self.settings.embedding, model or self.configured()
-        same = ("device", "memory_fraction", "reserve_mb", "threads")
+        same = ("cache", "device", "memory_fraction", "reserve_mb", "threads")
         pinned = ("revision", "weights_sha256", "precision", "query_prompt", "document_prompt")
         options = EngineOptions(
             model=model.name,
@@ -402,7 +409,3 @@ class Parts:
                 "no schema for the vectors: set [store] schema (or [hana] schema) in owl-sap.toml, or HANA_SCHEMA"
             )
         return self.settings.store_schema
-
-    def _metadata_names(self) -> dict[str, dict[str, str]]:
-        """Return per collection: column -> its name in the stored metadata. Filters may use either."""
-        return {collection.name: metadata_names(collection.metadata) for collection in self.settings.collections}

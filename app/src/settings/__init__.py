@@ -4,7 +4,15 @@ reads the environment)."""
 from app.src.settings.collections import CollectionSettings
 from app.src.settings.model import AccessSettings, ApiSettings, EmbeddingSettings, HanaSettings, Settings, is_loopback
 from app.src.settings.section import seconds
-from app.src.settings.sources import Loaded, SettingsError, load, no_collections, show
+from app.src.settings.sources import (
+    InvalidCollection,
+    Loaded,
+    SettingsError,
+    collection_of,
+    load,
+    no_collections,
+    show,
+)
 
 __all__ = [
     "AccessSettings",
@@ -12,9 +20,11 @@ __all__ = [
     "CollectionSettings",
     "EmbeddingSettings",
     "HanaSettings",
+    "InvalidCollection",
     "Loaded",
     "Settings",
     "SettingsError",
+    "collection_of",
     "is_loopback",
     "load",
     "no_collections",

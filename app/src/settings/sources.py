@@ -15,6 +15,7 @@ from typing import Any, get_args
 from dotenv import dotenv_values
 from pydantic import BaseModel, SecretStr, ValidationError
 
+from app.src.settings.collections import CollectionSettings
 from app.src.settings.model import Settings
 from app.src.settings.variables import GUIDE_VARIABLES, VARIABLES
 from connector import failpoints
@@ -33,6 +34,14 @@ _Variables = Mapping[str, tuple[str, str]]  # name -> text, origin
 
 class SettingsError(Exception):
     """The settings are invalid. One line per error: where, what, and the fix."""
+
+
+class InvalidCollection(Exception):
+    """A collection's settings are invalid. `faults`: the place in the block, and what is wrong there."""
+
+    def __init__(self, faults: Sequence[tuple[tuple[str | int, ...], str]]) -> None:
+        super().__init__("; ".join(": ".join([*filter(None, [".".join(map(str, at))]), what]) for at, what in faults))
+        self.faults = faults
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,6 +222,16 @@ def show(loaded: Loaded) -> list[dict[str, Any]]:
     return rows
 
 
+def collection_of(block: Mapping[str, Any]) -> CollectionSettings:
+    """Return the settings of one [[collections]] block. Raises InvalidCollection."""
+    try:
+        return CollectionSettings.model_validate(block)
+    except ValidationError as error:
+        found = error.errors(include_url=False, include_input=False, include_context=False)
+        faults = [(fault["loc"], _told(fault["type"], fault["msg"], ("collections", *fault["loc"]))) for fault in found]
+        raise InvalidCollection(faults) from None
+
+
 def _explained(error: ValidationError, tree: Mapping[str, Any], origins: Mapping[SettingPath, str]) -> Iterator[str]:
     for fault in error.errors(include_url=False, include_input=False, include_context=False):
         location = fault["loc"]
@@ -227,16 +246,18 @@ def _explained(error: ValidationError, tree: Mapping[str, Any], origins: Mapping
             name = isinstance(block, Mapping) and block.get("name")
             named = name if isinstance(name, str) and name else f"number {index + 1}"
             shown = f"[[collections]] {'.'.join([named, *map(str, location[2:])])}"
-        if fault["type"] == "extra_forbidden":
-            *parent, name = (part for part in location if isinstance(part, str))
-            names = _NAMES.get(tuple(parent), _NAMES[()])
-            elsewhere = [".".join(path) for path in _LEAVES if path[-1] == name and path[:-1] != tuple(parent)]
-            known = f"; did you mean {elsewhere[0]}?" if elsewhere else f"; known keys: {', '.join(names)}"
-            message = f"unknown key{_nearest(name, names) or known}"
-        else:
-            told = _NO_SECTION if fault["type"] == "model_type" else fault["msg"].removeprefix("Value error, ")
-            message = " ".join(told.split())  # on one line
-        yield f"{origin}: {shown}: {message}"
+        yield f"{origin}: {shown}: {_told(fault['type'], fault['msg'], location)}"
+
+
+def _told(kind: str, message: str, location: Sequence[str | int]) -> str:
+    """Return pydantic's message on one line; for an unknown key, the nearest known one."""
+    if kind != "extra_forbidden":
+        return " ".join((_NO_SECTION if kind == "model_type" else message.removeprefix("Value error, ")).split())
+    *parent, name = (part for part in location if isinstance(part, str))
+    names = _NAMES.get(tuple(parent), _NAMES[()])
+    elsewhere = [".".join(path) for path in _LEAVES if path[-1] == name and path[:-1] != tuple(parent)]
+    known = f"; did you mean {elsewhere[0]}?" if elsewhere else f"; known keys: {', '.join(names)}"
+    return f"unknown key{_nearest(name, names) or known}"
 
 
 def _nearest(name: str, names: Sequence[str], cutoff: float = 0.6) -> str:

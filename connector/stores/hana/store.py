@@ -33,6 +33,8 @@ from connector.model import (
     Hit,
     IndexUse,
     Lease,
+    Order,
+    Place,
     Sample,
     StoredChunk,
     StoredRecord,
@@ -460,6 +462,17 @@ class HanaView:
             return Sample([as_text(row) for row in chosen], max(rows, len(chosen)))
 
         return self._read(None, read)
+
+    def places(self, count: int, order: Order, after: Place | None = None, where: Filter | None = None) -> list[Place]:
+        """Read in HANA. Ids are compared by the bytes of their text, foreign ones come last."""
+
+        def read(found: Collection, condition: filters.Condition | None) -> list[Place]:
+            only, rest = compiled(condition), filters.behind(order, after)
+            sql = self.store._table(found.table).places(count, order, only, rest)
+            rows = self.store._pool.read(sql, (*only.parameters, *rest.parameters), doing="reading a page of rows")
+            return [Place(id_, None if order.field is None else value) for id_, value in rows]
+
+        return self._read(where, read)
 
     def index_use(self, k: int, where: Filter | None = None) -> IndexUse:
         """Ask HANA for the plan of the search."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from connector.errors import ConfigurationError, StoreCorrupt
 from connector.hana.connection import quote
-from connector.model import Hit, StoredText
+from connector.model import Hit, Order, StoredText
 from connector.stores import filters, records
 from connector.stores.records import CHECKPOINT_LENGTH
 from connector.stores.state import StateTables
@@ -102,12 +102,27 @@ class VectorTable:
 
     def top(self, count: int, extra: str, only: filters.Compiled, rest: str) -> str:
         """Return a SELECT of the columns of a hit and `extra`. `rest`: WHERE and ORDER BY."""
-        head, source = "", self.sql
-        if only.projection:
-            head = f"WITH intermediate_result AS (SELECT *, {only.projection} FROM {self.sql}) "
-            source = "intermediate_result"
+        head, source = self._source(only)
         columns = '"ID", "SRC_KEY", "CHUNK_NO", "VEC_TEXT", "VEC_META"'
         return f"{head}SELECT TOP {count:d} {columns}, {extra} FROM {source} {rest}"
+
+    def places(self, count: int, order: Order, only: filters.Compiled, rest: filters.Compiled) -> str:
+        """Return SQL for id and sort value of rows. Its parameters: those of `only`, then of `rest`
+        (`filters.behind`)."""
+        head, source = self._source(only)
+        id_ = f'COALESCE("SRC_KEY", \'{records.FOREIGN}\' || TO_NVARCHAR("ID"))'
+        rows = (
+            f'SELECT {id_} AS "ROW_ID", {filters.hana_place(order)} AS "PLACE" FROM {source} '
+            f'WHERE ("CHUNK_NO" = 0 OR "SRC_KEY" IS NULL){only.and_also}'
+        )
+        where = f" WHERE {rest.sql}" if rest.sql else ""
+        return f'{head}SELECT TOP {count:d} "ROW_ID", "PLACE" FROM ({rows}){where} ORDER BY {rest.projection}'
+
+    def _source(self, only: filters.Compiled) -> tuple[str, str]:
+        """Return the WITH clause that a filter with $contains needs, and what to select from."""
+        if not only.projection:
+            return "", self.sql
+        return f"WITH intermediate_result AS (SELECT *, {only.projection} FROM {self.sql}) ", "intermediate_result"
 
 
 def compiled(condition: filters.Condition | None) -> filters.Compiled:

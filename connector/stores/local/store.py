@@ -25,6 +25,8 @@ from connector.model import (
     Hit,
     IndexUse,
     Lease,
+    Order,
+    Place,
     Sample,
     StoredChunk,
     StoredRecord,
@@ -364,6 +366,19 @@ class LocalView:
             rows = _texts(db, found, "id", chosen, condition, "text" if texts else "''")
             read = {text.record: text for text in rows}
             return Sample([read[id_] for id_ in chosen], len(ids))
+
+    def places(self, count: int, order: Order, after: Place | None = None, where: Filter | None = None) -> list[Place]:
+        with self._read(where) as (db, found, condition), answering(db, condition, where):
+            (within, parameters), rest = only(condition), filters.behind(order, after)
+            # With a limit SQLite computes each value once; without one it can follow the index of ids.
+            once = "" if order.field is None else " LIMIT -1"
+            sql = (
+                f'SELECT "ROW_ID", "PLACE" FROM (SELECT document AS "ROW_ID", {filters.sqlite_place(order)} AS "PLACE" '
+                f"FROM records WHERE collection = ? AND number = 0 AND {within}{once}) WHERE {rest.sql or '1'} "
+                f"ORDER BY {rest.projection} LIMIT ?"
+            )
+            rows = db.execute(sql, (found.id, *parameters, *rest.parameters, count))
+            return [Place(id_, None if order.field is None else value) for id_, value in rows]
 
     def index_use(self, k: int, where: Filter | None = None) -> IndexUse:
         return IndexUse(False, "the local store looks at every row's vector: its search is exact")
