@@ -141,7 +141,7 @@ def test_how_to_search_is_what_is_asked_for(address: str, open_page: Open) -> No
 @pytest.mark.slow
 def test_more_like_this(address: str, open_page: Open) -> None:
     page = open_page(address, "#/search/materials?q=gearbox&mode=keyword")
-    page.locator(".hit").first.get_by_role("button", name="More like this").click()
+    page.locator(".hit").first.get_by_role("button", name="Similar rows").click()
     row = page.get_by_role("button", name="Rows like")
     like = in_address(page)["like"]
     key = json.loads(like)[0]
@@ -201,7 +201,8 @@ def test_weak_hits_are_announced_as_such(address: str, open_page: Open) -> None:
     bars = page.locator(".score-bar > span")
     expect(page.locator(".score-figure")).to_have_text(["83 %", "11 %"])
     assert bars.evaluate_all("bars => bars.map((each) => each.style.width)") == ["83%", "11%"]
-    expect(page.locator(".summary")).to_contain_text("2 rows")
+    expect(page.locator(".summary")).to_contain_text("2 rows found")
+    expect(page.get_by_text("Probably irrelevant:")).to_be_visible()
     page.unroute("**/search")
     answered(page, {"relevance": 0.19}, {"relevance": 0.0})
     search(page, "zebra")
@@ -273,7 +274,7 @@ def test_a_row_in_its_dialog(address: str, open_page: Open) -> None:
     expect(dialog).to_have_count(0)
     expect(opener).to_be_focused()
     opener.click()
-    dialog.get_by_role("link", name="More like this").click()
+    dialog.get_by_role("link", name="Similar rows").click()
     expect(dialog).to_have_count(0)
     expect(page.get_by_role("button", name="Rows like")).to_be_visible()
 
@@ -436,7 +437,7 @@ def test_the_focus_is_never_lost(address: str, open_page: Open) -> None:
     page.keyboard.press("Enter")
     expect(page.get_by_text("Filters", exact=True)).to_be_focused()
     expect(page.locator(".summary")).to_contain_text("rows")
-    page.get_by_role("button", name="More like this").first.press("Enter")
+    page.get_by_role("button", name="Similar rows").first.press("Enter")
     expect(page.locator(".results")).to_be_focused()
     page.get_by_role("link", name="Map").click()
     expect(page.locator("main")).to_be_focused()

@@ -28,17 +28,25 @@ export function results(found, state, labels, more) {
   const share = mode === "keyword" ? () => null : nearness;
   return [
     found.stale_since && note("warning", "SAP HANA is unavailable. Rows are as of the last complete sync, ", ago(found.stale_since), "."),
-    found.notes.map((each) => note("info", each)),
+    found.notes.filter((each) => !irrelevant(found) || !each.startsWith("nothing relevant")).map((each) => note("info", `${each.charAt(0).toUpperCase()}${each.slice(1)}`)),
     mode === "hybrid" && state.min !== null && note("info", "In this mode the minimum score applies to the cosine similarity, not to the score shown."),
     h("p", { class: "summary" }, said(found), irrelevant(found) ? ". The nearest rows:" : h("span", { class: "muted" }, ` in ${milliseconds(total(found.took_ms))}`)),
     found.hits.length === 0 && nothing(state),
-    h("ol", { class: "hits" }, found.hits.map((hit) => h("li", null, card(hit, state, { words, share, mode, labels, more })))),
+    listed(found.hits, (hit) => card(hit, state, { words, share, mode, labels, more })),
     state.explain && explained(found, { mode, words, about: SCORES[mode], score }),
   ];
 }
 
 function nearness(score) {
   return Math.max(0, Math.min(1, score));
+}
+
+/** A line parts the relevant hits from weaker ones below them. */
+function listed(hits, show) {
+  const list = (some) => h("ol", { class: "hits" }, some.map((hit) => h("li", null, show(hit))));
+  const first = hits.findIndex(weak);
+  if (first < 1 || !hits.slice(first).every(weak)) return list(hits);
+  return [list(hits.slice(0, first)), h("p", { class: "small muted" }, "Probably irrelevant:"), list(hits.slice(first))];
 }
 
 /** What was found, in a sentence. */
@@ -63,7 +71,7 @@ function card(hit, state, { words, share, mode, labels, more }) {
       "div",
       { class: "hit-head" },
       h("h2", { id }, h("button", { type: "button", class: "link", onclick: () => openRow(state.collection, hit.id) }, keyOf(hit, labels))),
-      h(
+      share && h(
         "span",
         { class: "score", title: SCORES[mode] },
         typeof hit.relevance === "number"
@@ -72,7 +80,7 @@ function card(hit, state, { words, share, mode, labels, more }) {
       ),
     ),
     passages(hit, words),
-    hit.similar > 0 && grouped(hit, state, (each) => card(each, state, { words, share: nearness, mode: "vector", labels, more })),
+    hit.similar > 0 && grouped(hit, state, (each) => card(each, state, { words, share: null, mode, labels, more })),
     h(
       "div",
       { class: "hit-foot" },
@@ -80,7 +88,7 @@ function card(hit, state, { words, share, mode, labels, more }) {
       h(
         "div",
         { class: "hit-tools" },
-        h("button", { type: "button", class: "small quiet", "aria-describedby": id, onclick: () => more(hit.id) }, "More like this"),
+        h("button", { type: "button", class: "small quiet", "aria-describedby": id, onclick: () => more(hit.id) }, "Similar rows"),
         h("button", { type: "button", class: "small quiet", "aria-describedby": id, onclick: () => openRow(state.collection, hit.id) }, "Whole row"),
       ),
     ),
