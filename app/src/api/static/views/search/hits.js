@@ -102,7 +102,7 @@ function bar(share, faint = false) {
 
 /** The rows that one hit stands for are its nearest ones. They are asked for when they are wanted. */
 function grouped(hit, state, show) {
-  const list = h("ol", { class: "hits alike" });
+  const list = h("ol", { class: "alike" });
   const name = `${number(hit.similar)} more like this`;
   const opened = async () => {
     if (!details.open || list.childElementCount > 0) return;
