@@ -12,7 +12,7 @@ import json
 import shutil
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -82,6 +82,13 @@ def first_mismatch(folder: Path, sums: Mapping[str, str]) -> str | None:
 
 
 def file_sha256(file: Path) -> str:
+    """Return the sum of a file, which is read again only after it was replaced or changed."""
+    state = file.stat()
+    return _file_sha256(file, (state.st_ino, state.st_size, state.st_mtime_ns))
+
+
+@lru_cache(maxsize=64)
+def _file_sha256(file: Path, _state: tuple[int, ...]) -> str:
     with file.open("rb") as content:
         return hashlib.file_digest(content, "sha256").hexdigest()
 
@@ -245,7 +252,7 @@ def _e5(source: Path, *, latin: bool = False) -> Files:
         return found
 
     hidden, layers, heads, wide, _, longest, types, epsilon, _ = read("7ifi")
-    count, begin, pad, end, unknown, size = read("5iQ")
+    count, begin, end, pad, unknown, size = read("5iQ")
     offsets, scores, (blob,) = read(f"{count + 1}I"), read(f"{count}f"), read(f"{size}s")
     names = [blob[start:stop].decode() for start, stop in pairwise(offsets)]
     _, size = read("iI")

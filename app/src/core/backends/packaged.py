@@ -27,8 +27,8 @@ class PackagedModel:
 
 _E5_LATIN = """af az br bs ca cs cy da de en eo es et eu fi fr fy ga gd gl ha hr hu id is it jv ku la lt lv mg ms nl no
 om pl pt ro sk sl so sq su sv sw tl tr uz vi xh"""
-_E5_OTHER = """am ar as be bg bn el fa gu he hi hy ja ka kk km kn ko ky lo mk ml mn mr my ne or pa ps ru sa sd si sr ta te
-th ug uk ur yi zh"""
+_E5_OTHER = """am ar as be bg bn el fa gu he hi hy ja ka kk km kn ko ky lo mk ml mn mr my ne or pa ps ru sa sd si sr ta
+te th ug uk ur yi zh"""
 
 
 def _e5(languages: str, config: str, tokenizer: str, weights: str) -> PackagedModel:
@@ -95,14 +95,14 @@ PACKAGED = {
     ),
     "multilingual-e5-small": _e5(
         f"{_E5_LATIN} {_E5_OTHER}",
-        "4c5885dbb11ace0a980453e3adb010bf79f4a4a1dc2f226f6a9a80f0d5768941",
-        "9448f4693ef458fee29fd0d40a1069d93c719e69d6198104a042be1c07a0ac72",
+        "0322c167df2d652b135c50d1f86a729d0a0935ee5770bd46881156a0e12f8283",
+        "193c7669d8e5b60ecc342f7292fd7c36145dbf2406824bfe28499eb4d993823f",
         "b8fce7111af2bbbcaf0f69a0fbc7fa8dd3c0592b45590085290e432659887790",
     ),
     "multilingual-e5-small-latin": _e5(
         _E5_LATIN,
-        "71cc7e619249e0fd5c297c40deb727e520e9e2afb9618bfac22cfbad7d587750",
-        "3a8be50d7418558cbece3f8f8de22d1d8bd8502659d23f943800488000a4cd73",
+        "917ac474ea6ef578e616960038064ff96aa5cd4ca3d2fd74985ffb8a67b373d8",
+        "9599e011f60357dd8127c039e691064b44c40ae3babdfc08e91ded2588dd702a",
         "ff6af94cf486f8c0e44b6b79fca96e353b6b8213d8a445ad83bf2e81a25ed0e7",
     ),
 }
