@@ -23,7 +23,9 @@ TEXTS = [
 ]
 
 
-@pytest.fixture(scope="module", params=["hash:384", *slow("all-MiniLM-L6-v2", "use-multilingual")])
+@pytest.fixture(
+    scope="module", params=["hash:384", *slow("all-MiniLM-L6-v2", "use-multilingual", "multilingual-e5-small")]
+)
 def embedder(request: pytest.FixtureRequest) -> Iterator[Embedder]:
     with load_engine(EngineOptions(request.param, device="cpu", precision="fp32")) as engine:
         yield EngineEmbedder(engine)
