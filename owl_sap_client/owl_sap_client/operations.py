@@ -241,8 +241,8 @@ def collections() -> Call[list[results.Collection]]:
     return Call("GET", "/v1/collections", As(list[results.Collection]))
 
 
-def collection(name: str) -> Call[results.Collection]:
-    return Call("GET", "/v1/collections/{name}", As(results.Collection), {"name": name})
+def collection(name: str) -> Call[results.CollectionDetails]:
+    return Call("GET", "/v1/collections/{name}", As(results.CollectionDetails), {"name": name})
 
 
 def create_collection(block: Mapping[str, Any]) -> Call[results.Created]:

@@ -21,9 +21,11 @@ from app.src.observe.metrics import Metrics
 from app.src.service.background import Background
 from app.src.service.collections import Collections, VisibleView
 from app.src.service.generations import Generations
+from app.src.service.languages import KnownLanguages, note_on_text
 from app.src.service.rerank import Reranker
 from app.src.service.wiring import EngineEmbedder, Parts
 from connector.cancellation import Cancellation, cancelled_by
+from connector.discovery import languages
 from connector.document.document import metadata_names, named_key, parse_id
 from connector.document.values import is_dats, iso_date
 from connector.errors import UnknownRow
@@ -429,6 +431,7 @@ class Search:
         query, view, dimension = request.query, request.view, request.stored.dimension
         if isinstance(query, str):
             embedder = self._embedder(request.stored)
+            request.notes += note_on_text(request.spec.name, query, KnownLanguages.of_loaded(embedder))
             most, tokens = embedder.max_tokens, 0
             if len(query) > most:  # no token is shorter than a character
                 (tokens,) = embedder.count_tokens([query])
@@ -453,6 +456,8 @@ class Search:
         key = (stored.generation, stored.model)
         known = self._embedders.get(stored.collection)
         if known is None or known[0] != key:
+            if KnownLanguages.of(stored.model.rpartition("@")[0]).codes:  # beside the model, which takes longer
+                threading.Thread(target=languages.load, daemon=True).start()
             known = self._embedders[stored.collection] = key, self._generations.query_embedder(stored)
         return known[1]
 
