@@ -66,7 +66,7 @@ def test_a_query_is_embedded_as_its_document_unless_prompts_differ(embedder: Emb
 def test_near_texts_are_nearer(embedder: Embedder) -> None:
     near, far = embedder.embed_documents(["oil leak at the pump seal", "quarterly sales figures"])
     query = embedder.embed_query("pump seal leaks oil")
-    assert query @ near > query @ far + 0.2
+    assert query @ near > query @ far + 0.05  # e5's unrelated texts have cosines of about 0.8
 
 
 def test_nothing_in_nothing_out(embedder: Embedder) -> None:
