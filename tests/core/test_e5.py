@@ -25,7 +25,7 @@ LATIN_TEXTS = [
     "Część zamienna — śruba M8 × 40",
     "MAT-000-4711/A;;;  1.234,56 EUR",
     "```",
-    "x\x01y\x7fz\u200b\ufeff",
+    "x\x01y\x7fz\u200b\ufeffend",
     "",
 ]
 OTHER_TEXTS = [
