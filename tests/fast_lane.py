@@ -30,7 +30,7 @@ SLOW_NAMES = frozenset(
             "SentenceTransformer",
             "sentence_transformers",
         ),
-        *("find_folder", "all-MiniLM-L6-v2", "cross_encoder_folder"),
+        *("find_folder", "all-MiniLM-L6-v2", "use-multilingual", "multilingual-e5-small", "cross_encoder_folder"),
     }
 )
 ROOT = str(Path(__file__).resolve().parents[1])

@@ -4,9 +4,10 @@ text tables from the catalogue and the rows, and pass them to `proposal`. Change
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
+from connector.discovery import languages as spoken
 from connector.discovery.proposal import (
     VIEW_NOTE,
     Facts,
@@ -18,17 +19,20 @@ from connector.discovery.proposal import (
 )
 from connector.discovery.roles import TEXTS, guess
 from connector.discovery.sap_tables import LONG_TEXTS, TABLES, text_table_names
-from connector.discovery.text_views import create_view, items_key, shared_key
-from connector.errors import NoProposal, UnknownTable
+from connector.discovery.text_views import create_view, items_key, language_of, shared_key
+from connector.document.template import Template
+from connector.errors import ConfigurationError, NoProposal, PermissionRefused, StatementFailed, UnknownTable
 from connector.hana import catalog
 from connector.hana.connection import HanaPool, quote
+from connector.hana.source import HanaSource
 from connector.hana.statement import place
-from connector.model import Table, TableRef
+from connector.model import Query, Table, TableRef
 
 _SMALL = 300  # up to this many tables, a schema is read completely
 _NEVER_INITIAL = frozenset({"TIMESTAMP", "SECONDDATE", "DATE"})
 _MOST_CLIENTS = 20
 _MOST_TEXT_TABLES = 3
+_PARTS = 8  # ranges of keys that a sample is read from
 _LOOKED_AT = 20  # maximum number of tables to describe when looking for text tables
 
 
@@ -57,12 +61,15 @@ def candidates(pool: HanaPool, schema: str, most: int = 30) -> list[tuple[TableR
 
 @dataclass(frozen=True, slots=True)
 class Introspection:
-    """`proposal`: None if no collection can be proposed; `reason` says why. `rows`: HANA's own count, if known."""
+    """`proposal`: None if no collection can be proposed; `reason` says why. `rows`: HANA's own count, if known.
+    `languages`: how many of the `sampled` rows of the proposal's source are in which language (`languages.of_rows`)."""
 
     table: Table
     rows: int | None
     proposal: Proposal | None
     reason: str = ""
+    languages: Mapping[str, int] = field(default_factory=dict)
+    sampled: int = 0
 
 
 def introspect(
@@ -71,16 +78,17 @@ def introspect(
     """Describe a table or view and propose a collection over it.
 
     A table without text of its own but with a text table (MARA and MAKT) gets a proposal for the text table, and the
-    SQL of a view over both. `look_at_rows`: count clients, try keys of views, and examine a possible watermark; each is
-    one scan of the table in HANA. `languages`: those of the view's texts, preferred first. Raises UnknownTable, and
-    PermissionRefused if the rows may not be read.
+    SQL of a view over both. `look_at_rows`: count clients, try keys of views, and examine a possible watermark, each
+    one scan of the table in HANA; and judge the languages of some rows. `languages`: those of the view's texts,
+    preferred first. Raises UnknownTable, and PermissionRefused if the rows to be counted may not be read.
     """
     table = catalog.describe(pool, ref)
     rows = None if table.is_view else catalog.record_counts(pool, ref.schema, [ref.name]).get(ref.name)
     texts, items = ([], []) if ref.name in LONG_TEXTS else _text_tables(pool, table)
     facts = _facts(pool, table, look_at_rows)._replace(rows=rows, texts=texts, items=items, languages=languages)
     try:
-        return Introspection(table, rows, propose(table, facts))
+        proposal = propose(table, facts)
+        return Introspection(table, rows, proposal, "", *_languages(pool, table, proposal, look_at_rows))
     except NoProposal as error:
         if not (texts or items):
             return Introspection(table, rows, None, str(error))
@@ -96,7 +104,28 @@ def introspect(
         ),
         create_view=create_view(table, texts, items, languages),
     )
-    return Introspection(table, rows, proposal)
+    return Introspection(table, rows, proposal, "", *_languages(pool, source, proposal, look_at_rows))
+
+
+def _languages(pool: HanaPool, table: Table, proposal: Proposal, look_at_rows: bool) -> tuple[Mapping[str, int], int]:
+    """Return the languages of the proposal's texts in rows spread over the table, and how many rows were read; ({}, 0)
+    if they cannot be read. A proposal needs no rows."""
+    if not look_at_rows:
+        return {}, 0
+    texts, language = Template.parse(proposal.template).columns, language_of(table)
+    more = () if language is None else (language.name,)
+    query = Query(table.ref, proposal.key, tuple(dict.fromkeys((*texts, *more))), proposal.where)
+    source = HanaSource(pool)
+    try:
+        count = source.count(query)
+        ranges = source.ranges(query, _PARTS, count) if count > spoken.SAMPLE else [None]
+        size = -(-spoken.SAMPLE // len(ranges))
+        read = [row.values for part in ranges for row in next(source.pages(query, size, part), [])]
+    except (PermissionRefused, StatementFailed, ConfigurationError):
+        return {}, 0
+    written = [". ".join(str(values[name]) for name in texts if values[name]) for values in read]
+    keys = [values[language.name] for values in read] if language is not None else []
+    return spoken.of_rows(written, keys), len(read)
 
 
 def _facts(pool: HanaPool, table: Table, look_at_rows: bool) -> Facts:

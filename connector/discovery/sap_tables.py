@@ -11,6 +11,7 @@ from typing import Any
 _FACTS = tomllib.loads(files(__package__).joinpath("sap_tables.toml").read_text(encoding="utf-8"))
 COLUMNS: Mapping[str, frozenset[str]] = {kind: frozenset(names.split()) for kind, names in _FACTS["columns"].items()}
 UNITS: Mapping[str, str] = _FACTS["units"]
+VALUES: Mapping[str, tuple[str, str, str]] = {name: tuple(place.split()) for name, place in _FACTS["values"].items()}
 TABLES: Mapping[str, Mapping[str, Any]] = _FACTS["tables"]
 LONG_TEXTS = frozenset({"STXH", "STXL", "STXB"})
 UNPACK = (

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from connector.discovery.languages import ISO
 from connector.discovery.roles import TEXTS, Role, guess
 from connector.hana.catalog import LOB_TYPES, NOT_COMPARABLE
 from connector.hana.connection import quote
@@ -13,12 +14,7 @@ from connector.hana.statement import place
 from connector.model import Column, Table, TableRef
 
 LANGUAGES = ("E", "D")  # English, then German, in SAP's one-letter form
-_ISO = {
-    "E": "en", "D": "de", "F": "fr", "I": "it", "S": "es", "N": "nl", "P": "pt", "L": "pl", "J": "ja", "1": "zh",
-    "A": "ar", "B": "he", "C": "cs", "G": "el", "H": "hu", "K": "da", "O": "no", "Q": "sk", "R": "ru", "T": "tr",
-    "U": "fi", "V": "sv", "W": "bg", "2": "th", "3": "ko", "4": "ro", "5": "sl", "6": "hr", "8": "uk", "9": "et",
-}  # fmt: skip
-_SAP = {iso: letter for letter, iso in _ISO.items()}
+_SAP = {iso: letter for letter, iso in reversed(ISO.items())}
 _ACTIVE = "OBJVERS"  # BW keeps a second version of master data during a change
 _RANK = '"OWL_RANK"'
 _LONGEST_NAME = 127
@@ -61,7 +57,7 @@ def languages_for(column: Column, wanted: Sequence[str]) -> list[str]:
         if column.length == 1:
             forms.append(_SAP.get(each.lower(), each))
         else:
-            forms.append(_ISO.get(each, each.lower() if len(each) == 2 else each))
+            forms.append(ISO.get(each, each.lower() if len(each) == 2 else each))
     return list(dict.fromkeys(forms))
 
 

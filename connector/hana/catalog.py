@@ -66,6 +66,10 @@ _UNIQUE_INDEXES = (
     "SELECT INDEX_NAME, COLUMN_NAME FROM SYS.INDEX_COLUMNS WHERE SCHEMA_NAME = ? AND TABLE_NAME = ? "
     "AND CONSTRAINT IN ('UNIQUE', 'NOT NULL UNIQUE') ORDER BY INDEX_NAME, POSITION"
 )
+_COMMENTS = (
+    "SELECT COLUMN_NAME, COMMENTS FROM SYS.{kind}_COLUMNS WHERE SCHEMA_NAME = ? AND COLUMN_NAME IN ({names}) "
+    "AND LENGTH(COMMENTS) > 0 GROUP BY COLUMN_NAME, COMMENTS ORDER BY COUNT(*), COMMENTS DESC"
+)
 _TABLES_BY_KEY = (
     "SELECT TABLE_NAME, COLUMN_NAME FROM SYS.CONSTRAINTS WHERE SCHEMA_NAME = ? AND IS_PRIMARY_KEY = 'TRUE' "
     "AND TABLE_NAME IN (SELECT TABLE_NAME FROM SYS.CONSTRAINTS WHERE SCHEMA_NAME = ? AND IS_PRIMARY_KEY = 'TRUE' "
@@ -159,6 +163,11 @@ def _look_up(pool: HanaPool, sql: str, kind: str, schema: str, names: Sequence[s
         batch = list(names[start : start + _NAMES_AT_ONCE])
         batch += batch[-1:] * (_NAMES_AT_ONCE - len(batch))
         yield from pool.read(sql, (schema, *batch), doing=_LISTING)
+
+
+def comments_by_name(pool: HanaPool, schema: str, columns: Sequence[str]) -> dict[str, str]:
+    """Return the most frequent comment that the schema's tables have for a column of each name, ties by alphabet."""
+    return dict(_look_up(pool, _COMMENTS, "TABLE", schema, columns))
 
 
 def unique_keys(pool: HanaPool, table: Table) -> list[tuple[str, ...]]:

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from connector.discovery.roles import Role, guess
+from connector.discovery.languages import SAMPLE, of_rows
+from connector.discovery.text_views import language_of
 from connector.document.document import Renderer, quarantine_id
 from connector.errors import RowRejected, TextsNotEmbeddable
 from connector.model import Checkpoint, CollectionSpec, Document, Row, StoredChunk, VectorCache
@@ -47,8 +48,9 @@ class Plan(Report):
     `changed` includes `metadata_only` (nothing to embed). `tokens`: of distinct chunks to embed. Rows to embed:
     `duplicates` repeat the text of an earlier row, `chunked` have several chunks, `truncated` have a chunk too long for
     the model.
-    `paused`: why a sync would pause. `languages`: values of SAP's language columns, as far as they are read. `method`:
-    how a sync would find changes now; `reason`: why it would compare everything although another method is configured.
+    `paused`: why a sync would pause. `languages`: how many of the `sampled` rows are in which language (ISO 639-1), by
+    their text and SAP's language key. `model`: the proposed one if the configured one does not know them. `method`: how
+    a sync would find changes now; `reason`: why it would compare everything although another method is configured.
     `seconds`: time spent reading.
     """
 
@@ -72,7 +74,9 @@ class Plan(Report):
     tokens_per_second: float | None = None
     seconds: float = 0.0
     samples: list[str] = field(default_factory=list)
-    languages: list[str] = field(default_factory=list)
+    languages: dict[str, int] = field(default_factory=dict)
+    sampled: int = 0
+    model: str | None = None
     notes: list[str] = field(default_factory=list)
 
 
@@ -92,8 +96,9 @@ def plan(
     options, table = options or PlanOptions(), source.describe(spec.source)
     check(spec, table)
     renderer = Renderer(spec, table, embedder)
-    read = (table.column(name) for name in dict.fromkeys((*renderer.query.key, *renderer.query.columns)))
-    languages = [column.name for column in read if column is not None and guess(column).role is Role.LANGUAGE]
+    language = language_of(table)
+    read = {*renderer.query.key, *renderer.query.columns}
+    spoken = language.name if language is not None and language.name in read else None
     status = None if store is None else store.status(spec.name)
     stored: Iterable[Sequence[StoredChunk]] = []
     if store is not None and status is not None:
@@ -102,7 +107,7 @@ def plan(
             stored = store.stored(spec.name)
         elif status.chunks or status.foreign:  # a sync would recreate an empty collection
             raise ModelStamp(status.model, "", status.dimension).mismatch(spec.name, configured)
-    found = _Pass(spec.name, renderer, embedder, options, StoredIndex(stored))(source, languages, observer)
+    found = _Pass(spec.name, renderer, embedder, options, StoredIndex(stored))(source, spoken, observer)
     read_plan = ReadPlan(spec, renderer.query, renderer.digest, table, options.page_rows, source.now())
     before = Checkpoint() if status is None else status.checkpoint
     feed = choose(read_plan, source, before)
@@ -132,19 +137,20 @@ class _Pass:
         self._chunks: list[NDArray[np.bytes_]] = []
         self._tokens: list[NDArray[np.int64]] = []
         self._measured: Reservoir[str] = Reservoir(256)
+        self._rendered: Reservoir[tuple[str, object]] = Reservoir(SAMPLE)  # texts with their language keys
 
-    def __call__(self, source: Source, languages: Sequence[str], observer: Observer | None) -> Plan:
-        """Return the plan. `languages`: the language columns."""
-        plan, start, spoken = self._plan, time.perf_counter(), set[str]()
+    def __call__(self, source: Source, language: str | None, observer: Observer | None) -> Plan:
+        """Return the plan. `language`: the column with the language of the texts."""
+        plan, start = self._plan, time.perf_counter()
         total, count = source.count(self._renderer.query), self._options.samples
         self._places = [total * number // count for number in range(count)]
         with pages_ahead(source, self._renderer.query, self._options.page_rows) as pages:
             for page in pages:
-                self._page(page)
-                spoken.update(str(row.values[name] or "").strip() for row in page for name in languages)
+                self._page(page, language)
                 if observer is not None:
                     observer.progress(plan.rows, max(total, plan.rows))
-        plan.languages = sorted(spoken - {""})
+        texts, keys = zip(*self._rendered.items, strict=True) if self._rendered.items else ((), ())
+        plan.languages, plan.sampled = of_rows(texts, keys), len(texts)
         plan.deleted = int((~self._index.seen).sum())
         limit = self._options.max_deletes * len(self._index)
         if plan.deleted > limit or self._emptied > max(FREE_DELETES, limit):
@@ -159,7 +165,7 @@ class _Pass:
             self._estimate(self._options.measure_seconds)
         return plan
 
-    def _page(self, rows: Sequence[Row]) -> None:
+    def _page(self, rows: Sequence[Row], language: str | None) -> None:
         plan, samples = self._plan, self._plan.samples
         documents: dict[str, Document] = {}  # as in a sync: the last row of each key
         for row in rows:
@@ -171,6 +177,8 @@ class _Pass:
                 continue
             plan.superseded += document.id in documents
             documents[document.id] = document
+            if not document.empty:
+                self._rendered.add((document.text, row.values[language] if language else None))
         positions = self._index.positions(list(documents))
         self._index.mark_seen(positions)
         to_embed = []

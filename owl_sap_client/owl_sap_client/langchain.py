@@ -66,7 +66,7 @@ class OwlSapEmbeddings(Embeddings):
         return found
 
     def embed_query(self, text: str) -> list[float]:
-        return _numbers(self._client.embed([text], truncate=self._truncate))[0]
+        return _numbers(self._client.embed([text], input_type="query", truncate=self._truncate))[0]
 
     async def aembed_documents(self, texts: list[str]) -> list[list[float]]:
         if self._async is None:
@@ -79,7 +79,7 @@ class OwlSapEmbeddings(Embeddings):
     async def aembed_query(self, text: str) -> list[float]:
         if self._async is None:
             return await super().aembed_query(text)
-        return _numbers(await self._async.embed([text], truncate=self._truncate))[0]
+        return _numbers(await self._async.embed([text], input_type="query", truncate=self._truncate))[0]
 
 
 class OwlSapVectorStore(VectorStore):

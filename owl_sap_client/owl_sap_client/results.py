@@ -183,6 +183,16 @@ class Model:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class FieldLabel:
+    """`label`: HANA's comment, else the name. `values`: texts by code, where they are known."""
+
+    name: str
+    label: str
+    type: Literal["text", "number", "date", "time", "boolean"]
+    values: dict[str, str] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Collection:
     """Times are UTC in ISO 8601. `table`: the table with the vectors, None for the local store. `key`: the key
     columns."""
@@ -207,6 +217,11 @@ class Collection:
     job: str | None = None
     next_sync: str | None = None
     stale_since: str | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class CollectionDetails(Collection):
+    fields: list[FieldLabel] = dataclasses.field(default_factory=list)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

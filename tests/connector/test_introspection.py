@@ -10,6 +10,7 @@ import pytest
 from app.src.settings import load
 from app.src.settings.writing import collection_block
 from connector.discovery.introspection import introspect
+from connector.discovery.languages import SAMPLE
 from connector.document.document import Renderer
 from connector.errors import PermissionRefused, UnknownTable
 from connector.hana import catalog
@@ -169,6 +170,39 @@ def test_rows_that_may_not_be_read_are_a_refusal(pool, schema, monkeypatch):
     monkeypatch.setattr(pool, "read", refusing)
     with pytest.raises(PermissionRefused):
         introspect(pool, TableRef(schema, "MAKT"))
+
+
+def test_a_sample_that_may_not_be_read_fails_no_proposal(pool, schema, monkeypatch):
+    read = pool.read
+
+    def refusing(sql: str, *rest: Any, **more: Any) -> Any:
+        if "SYS." not in sql:
+            raise PermissionRefused("insufficient privilege", code=258)
+        return read(sql, *rest, **more)
+
+    pool.execute(f'CREATE TABLE "{schema}"."PLAIN" ("K" INTEGER PRIMARY KEY, "NOTE" NVARCHAR(500))')
+    pool.execute(f'INSERT INTO "{schema}"."PLAIN" VALUES (1, \'Handschuhe gegen scharfe Kanten\')')
+    assert introspect(pool, TableRef(schema, "PLAIN")).languages == {"de": 1}
+    monkeypatch.setattr(pool, "read", refusing)
+    found = introspect(pool, TableRef(schema, "PLAIN"))
+    assert found.proposal is not None
+    assert (found.languages, found.sampled) == ({}, 0)
+
+
+def test_the_languages_of_a_proposal_are_those_of_rows_spread_over_the_table(pool, schema):
+    pool.execute(
+        f'CREATE TABLE "{schema}"."GROUPS" ("MANDT" NVARCHAR(3), "SPRAS" NVARCHAR(1), "MATKL" NVARCHAR(9), '
+        '"WGBEZ" NVARCHAR(60), PRIMARY KEY ("MANDT", "SPRAS", "MATKL"))'
+    )
+    rows = [("100", "D", f"{number}", "Schrauben und Muttern") for number in range(SAMPLE)]
+    rows += [("100", "E", f"{number}", "Bolts and nuts") for number in range(SAMPLE)]
+    with pool.session() as session:
+        session.execute_many(f'INSERT INTO "{schema}"."GROUPS" VALUES (?, ?, ?, ?)', rows)
+    found = introspect(pool, TableRef(schema, "GROUPS"))
+    assert (found.languages, found.sampled) == ({"de": SAMPLE // 2, "en": SAMPLE // 2}, SAMPLE)
+    assert introspect(pool, TableRef(schema, "GROUPS"), look_at_rows=False).languages == {}
+    # MARA has no text: its text table is judged.
+    assert introspect(pool, TableRef(schema, "MARA")).languages == {"de": 1, "en": 1}
 
 
 def test_what_has_no_text_at_all_says_so(pool, schema):

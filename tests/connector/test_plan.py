@@ -392,7 +392,10 @@ def test_the_languages_of_its_rows_are_told():
     source = MemorySource(key=("MATNR", "SPRAS"), columns=("MAKTX",))
     columns = [replace(column, length=1 if column.name == "SPRAS" else 40) for column in source.table.columns]
     source.table = replace(source.table, columns=tuple(columns))
-    for number, language in enumerate("EDED "):
-        source.put(f"{number}", language, MAKTX="pump")
-    spec = CollectionSpec("plans", MATERIALS, "{MAKTX}")
-    assert plan(spec, source, None, WordEmbedder(), QUICK).languages == ["D", "E"]
+    texts = {"E": "Seal for the pump shaft", "D": "Dichtung für die Pumpenwelle"}
+    for number, language in enumerate("EDED"):
+        source.put(f"{number}", language, MAKTX=texts[language])
+    source.put("4", "D", MAKTX="DIN 125")
+    source.put("5", "D", MAKTX=" ")
+    planned = plan(CollectionSpec("plans", MATERIALS, "{MAKTX}"), source, None, WordEmbedder(), QUICK)
+    assert (planned.languages, planned.sampled, planned.model) == ({"de": 3, "en": 2}, 5, None)

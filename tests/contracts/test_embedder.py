@@ -10,6 +10,7 @@ import pytest
 from app.src.core.loading import EngineOptions, load_engine
 from app.src.service.wiring import EngineEmbedder
 from connector.protocols import Embedder
+from tests.slow import slow
 
 TEXTS = [
     "hydraulic pump leaks oil at the shaft seal",
@@ -22,7 +23,7 @@ TEXTS = [
 ]
 
 
-@pytest.fixture(scope="module", params=["hash:384", pytest.param("all-MiniLM-L6-v2", marks=pytest.mark.slow)])
+@pytest.fixture(scope="module", params=["hash:384", *slow("all-MiniLM-L6-v2", "use-multilingual")])
 def embedder(request: pytest.FixtureRequest) -> Iterator[Embedder]:
     with load_engine(EngineOptions(request.param, device="cpu", precision="fp32")) as engine:
         yield EngineEmbedder(engine)

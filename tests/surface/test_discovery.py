@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from app.src.service.sync import notes_on_languages
+from app.src.core.backends.packaged import PACKAGED, PackagedModel
+from app.src.service import languages
 from hana_emulator.testing import Emulator
 
 Cli = Callable[..., Any]
@@ -239,17 +240,43 @@ def test_what_cannot_be_planned(here: Cli, tmp_path: Path, hana: dict[str, str])
     assert (wrong.code, "canary-91" in wrong.err) == (3, False)
 
 
-@pytest.mark.parametrize(
-    ("languages", "model", "told"),
-    [
-        (["D", "E"], "all-MiniLM-L6-v2", True),
-        (["D", "E"], "sentence-transformers/all-MiniLM-L6-v2", True),
-        (["D", "E"], "BAAI/bge-small-en-v1.5", True),
-        (["D", "E"], "sentence-transformers/paraphrase-multilingual-MiniLM-L12-v2", False),
-        (["D", "E"], "hash:64", False),
-        (["E"], "all-MiniLM-L6-v2", False),
-        ([], "all-MiniLM-L6-v2", False),
-    ],
-)
-def test_texts_that_the_model_does_not_know_are_told(languages: list[str], model: str, told: bool) -> None:
-    assert [f"{model} was trained on English" in note for note in notes_on_languages(languages, model)] == [True] * told
+def test_a_model_is_proposed_that_knows_the_rows(
+    here: Cli, hana: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    english = hana | {"OWL_SAP_EMBEDDING__MODEL": "all-MiniLM-L6-v2"}
+    known = {
+        "all-MiniLM-L6-v2": PackagedModel("sys", "", {}, ("en",)),
+        "use-multilingual": PackagedModel("sys", "", {}, ("en", "de")),
+    }
+    monkeypatch.setattr(languages, "PACKAGED", known)
+    document = here("introspect", "SAPDEMO.V_MATERIALS", "--json", **english).json
+    assert document["model"] == "use-multilingual"
+    assert set(document["languages"]) == {"de", "en"}
+    assert re.fullmatch(
+        r"\d+ of 200 sampled rows are German; all-MiniLM-L6-v2 knows only English", document["reasons"]["model"]
+    )
+    (block,) = tomllib.loads(document["toml"])["collections"]
+    assert block["model"] == "use-multilingual"
+    assert f"# {document['reasons']['model']}" in document["toml"]
+    assert here("introspect", "SAPDEMO.V_MATERIALS", "--json", **english).json == document  # always the same
+    # The test embedder's languages are not known, and the service's notifications are English.
+    for table, variables in (("V_MATERIALS", hana), ("QMEL", english)):
+        other = here("introspect", f"SAPDEMO.{table}", "--json", **variables).json
+        assert (other["model"], "model" in tomllib.loads(other["toml"])["collections"][0]) == (None, False)
+    # A model whose package is not installed would fail the next sync.
+    known["use-multilingual"] = PackagedModel("no_such_package", "", {}, ("en", "de"), extra="multilingual")
+    absent = here("introspect", "SAPDEMO.V_MATERIALS", "--json", **english).json
+    assert (absent["model"], "model" in tomllib.loads(absent["toml"])["collections"][0]) == (None, False)
+    assert 'add model = "use-multilingual"' in absent["notes"][0]
+    assert "multilingual" in absent["notes"][0]
+
+
+def test_init_writes_the_proposed_model_into_the_block(
+    here: Cli, tmp_path: Path, hana: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(PACKAGED, "use-multilingual", PackagedModel("sys", "", {}, ("en", "de")))
+    english = hana | {"OWL_SAP_EMBEDDING__MODEL": "all-MiniLM-L6-v2"}
+    made = here("init", "--table", "SAPDEMO.V_MATERIALS", "--yes", **english)
+    assert (made.code, "are German; all-MiniLM-L6-v2 knows only English" in made.err) == (0, True)
+    (block,) = tomllib.loads((tmp_path / "owl-sap.toml").read_text("utf-8"))["collections"]
+    assert block["model"] == "use-multilingual"

@@ -139,6 +139,22 @@ def test_stdin_and_file_give_the_same(cli: Cli, tmp_path: Path) -> None:
     np.testing.assert_array_equal(found, ENGINE.embed(["steel", "", "Öl 🦉", "steel"]))
 
 
+@pytest.mark.parametrize(
+    ("options", "embedded"),
+    [((), "passage: oil"), (("--as", "document"), "passage: oil"), (("--as", "query"), "query: oil")],
+)
+def test_texts_are_embedded_as_queries_or_documents(cli: Cli, options: tuple[str, ...], embedded: str) -> None:
+    prompts = {"OWL_SAP_EMBEDDING__QUERY_PROMPT": "query: ", "OWL_SAP_EMBEDDING__DOCUMENT_PROMPT": "passage: "}
+    run = cli("embed", *options, stdin="oil\n", **HASH, **prompts)
+    np.testing.assert_array_equal(np.array([json.loads(run.out)], dtype=np.float32), ENGINE.embed([embedded]))
+
+
+def test_texts_are_embedded_as_nothing_else(cli: Cli) -> None:
+    run = cli("embed", "--as", "passage", stdin="oil\n", **HASH)
+    assert run.code == 2
+    assert "'query', 'document'" in run.err
+
+
 @pytest.mark.slow
 def test_a_stdin_that_is_closed(tmp_path: Path) -> None:
     command = ["bash", "-c", 'exec "$0" -m app embed <&-', sys.executable]

@@ -6,7 +6,7 @@ import time
 from base64 import b64encode
 from concurrent.futures import Future
 from functools import partial
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from fastapi import APIRouter, Request, Response
@@ -14,25 +14,37 @@ from pydantic import BaseModel, Field
 
 from app.src.api.errors import Refused
 from app.src.api.requests import Body, Executors, Json, ListsOfNumbers, Numbers, Texts, direct
+from app.src.core.backends import InputType
 from app.src.service.service import Service
 from connector.model import Vectors
+
+_InputType = Annotated[
+    InputType,
+    Field(
+        description="Some models embed a search text (query) otherwise than a text to be found (document).",
+        examples=["query"],
+    ),
+]
 
 
 class EmbedRequest(Body):
     """`truncate`: cut texts above the model's limit instead of rejecting them."""
 
     inputs: str | Texts = Field(examples=[["steel shaft", "Welle aus Stahl"]])
+    input_type: _InputType = "document"
     normalize: bool = True
     truncate: bool = False
 
 
 class OpenAIEmbeddings(Body):
-    """OpenAI's request. `model` is optional, because only one model is served here. `user` is ignored."""
+    """OpenAI's request, and `input_type`. `model` is optional, because only one model is served here. `user` is
+    ignored."""
 
     input: str | Texts | Numbers | ListsOfNumbers = Field(examples=[["steel shaft", "Welle aus Stahl"]])
     model: str | None = Field(default=None, examples=["all-MiniLM-L6-v2"])
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: int | None = Field(default=None, ge=1)
+    input_type: _InputType = "document"
     user: str | None = None
 
 
@@ -119,7 +131,8 @@ def add_embed(routes: APIRouter, executors: Executors) -> None:
             executors.spend(request, tokens)
 
         def queue() -> Future[Vectors]:
-            return service.parts.embedder.embed_later(texts, normalize=body.normalize, counted=counted)
+            embed_later, input_type = service.parts.embedder.embed_later, body.input_type
+            return embed_later(texts, input_type=input_type, normalize=body.normalize, counted=counted)
 
         vectors = await executors.embed(request, texts, queue)
         headers = {"X-Embedding-Dimension": str(vectors.shape[1]), "X-Embedding-Count": str(len(vectors))}
@@ -158,7 +171,7 @@ def add_openai(routes: APIRouter, executors: Executors) -> None:
 
         def queue() -> Future[Vectors]:
             _check_model(service, body.model, body.dimensions)
-            return service.parts.embedder.embed_later(texts, counted=counted)
+            return service.parts.embedder.embed_later(texts, input_type=body.input_type, counted=counted)
 
         vectors = np.ascontiguousarray(await executors.embed(request, texts, queue), dtype="<f4")
         if body.dimensions is not None and body.dimensions < vectors.shape[1]:

@@ -17,6 +17,7 @@ from app.src.api.errors import Refused
 from app.src.api.guard import AUDITED, audit, caller, still_may
 from app.src.api.requests import BOUNDED, Body, Executors, Json, Texts, answered, direct, one_of_members
 from app.src.service.browse import KEY_ORDER, MOST_IDS, POINTS, SAMPLE, Fields, Page, ReadRow
+from app.src.service.labels import FieldKind
 from app.src.service.search import MOST_PASSAGES, FoundHit, Like, Mode, SearchOptions, mode_of
 from app.src.service.search import Query as SearchQuery
 from connector.sync.documents import NewDocument
@@ -140,6 +141,20 @@ class CollectionBody(BaseModel):
     stale_since: str | None = Field(description="while HANA is away: UTC time of the last complete sync")
 
 
+class FieldLabel(BaseModel):
+    name: str = Field(examples=["MTART"])
+    label: str = Field(description="HANA's comment of the column, else its name", examples=["Material type"])
+    type: FieldKind
+    values: dict[str, str] = Field(
+        description="texts of codes in rows that the caller may see, where a text table is known; at most 200",
+        examples=[{"ERSA": "Spare parts"}],
+    )
+
+
+class CollectionDetails(CollectionBody):
+    fields: list[FieldLabel] = Field(description="key columns, then metadata fields")
+
+
 class DocumentBody(Body):
     id: str | None = Field(default=None, max_length=2000, description="null: a new UUID", examples=["note-17"])
     text: str = Field(examples=["The gearbox of press 4 was oiled."])
@@ -204,10 +219,14 @@ def add_search(routes: APIRouter, executors: Executors) -> None:
         """Every configured collection: what is stored, how fresh it is, and its running job."""
         return Json(await executors.run(service.status.collections))
 
-    @routes.get(_COLLECTION, response_model=CollectionBody)
-    async def collection(name: str) -> Response:
-        """What is stored of one collection, how fresh it is, and its running job."""
-        return Json((await executors.run(partial(service.status.collections, [name])))[0])
+    @routes.get(_COLLECTION, response_model=CollectionDetails)
+    async def collection(request: Request, name: str) -> Response:
+        """What is stored of one collection, how fresh it is, its running job, and what its fields and codes are called
+        in HANA. Names and codes stay as they are while HANA does not answer or refuses to."""
+        who = caller(request)
+        status = (await executors.run(partial(service.status.collections, [name])))[0]
+        fields = partial(service.labels.fields, name, status["key"] or (), principal=who)
+        return Json(status | {"fields": await executors.run(fields)})
 
 
 def add_browsing(routes: APIRouter, executors: Executors) -> None:

@@ -47,6 +47,11 @@ class ProposalBody(BaseModel):
     template: str
     metadata: list[str]
     changes: dict[str, str] = Field(examples=[{"method": "full"}], description="how changes would be found")
+    model: str | None = Field(
+        description="knows the rows' languages; null: the configured one does, or notes name one to install"
+    )
+    languages: dict[str, int] = Field(examples=[{"de": 96, "en": 104}], description="sampled rows by language")
+    sampled: int = Field(description="rows that were read to judge the languages")
     reasons: dict[str, str] = Field(description="by setting")
     guessed: list[str] = Field(description="settings that are guesses")
     notes: list[str]

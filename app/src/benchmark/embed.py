@@ -50,7 +50,7 @@ def measure(  # noqa: PLR0913 - the options of the verb
     threads = settings.threads or cores()
     about = {"model": engine.model, "precision": engine.precision, "path": engine.path, "device": engine.profile.name}
     report = Report("embed", machine(), about | {"threads": threads, "rounds": rounds, "scale": scale})
-    model = settings.model if settings.hashing else str(find_folder(settings.model, settings.revision))
+    model = settings.model if settings.hashing else str(find_folder(settings.model, settings.revision, settings.cache))
     # A missing peer raises here, before any is started.
     processes = {process.name: process for process in (PeerProcess(name, "embed", folder) for name in peers)}
     if settings.hashing and (unable := [name for name, process in processes.items() if process.environment]):

@@ -181,6 +181,8 @@ def _blocks(service: Service, refs: Sequence[TableRef], languages: Sequence[str]
         if block["source"] in blocks:
             output.say(f"{ref}: its texts are in {block['source']}, which already has a block")
         blocks.setdefault(block["source"], block)
+        if "model" in block["reasons"]:
+            output.say(f'{block["name"]}: {block["reasons"]["model"]}, so model = "{block["model"]}" is proposed')
     if not blocks:
         raise NoProposal(f"no collection can be proposed for the most likely tables; the last error: {why}")
     return list(blocks.values())

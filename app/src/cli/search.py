@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 
 Mode = Literal["vector", "keyword", "hybrid"]  # by meaning, words or both
+InputType = Literal["query", "document"]  # as in app.src.core.backends, which takes time to import
 
 
 @verb(app, "search")
@@ -157,10 +158,11 @@ def evaluate(  # noqa: PLR0913 - a verb has as many parameters as options
 def embed(
     file: Annotated[Path | None, typer.Argument(help="One text per line; default: stdin.", metavar="[FILE]")] = None,
     out: Annotated[Path | None, typer.Option(help="Write float32 vectors to this .npy file.")] = None,
+    as_: Annotated[InputType, typer.Option("--as", help="Search texts or texts to be found.")] = "document",
     json: JsonFlag = False,
 ) -> None:
     """Turn texts into vectors. The order is kept; the output is JSON lines, one JSON document with --json, or an .npy
-    file with --out."""
+    file with --out. With --as query, a model that has prompts embeds search texts as a search does."""
     if out is not None:  # check before computing anything
         if out.suffix != ".npy":
             raise UsageFault(f"--out {out}: only .npy files are written")
@@ -169,7 +171,7 @@ def embed(
         if out.is_dir() or not os.access(out if out.exists() else out.parent, os.W_OK):
             raise UsageFault(f"--out {out}: cannot be written")
     with opened() as service:
-        write_vectors(service.parts.embedder, lines_of(file), out, json)
+        write_vectors(service.parts.embedder, lines_of(file), out, json, as_)
 
 
 _BATCH = 4096
@@ -190,7 +192,13 @@ def lines_of(file: Path | None) -> Iterator[list[str]]:
         raise UsageFault(f"{file or 'stdin'}: not UTF-8 text") from None
 
 
-def write_vectors(embedder: EngineEmbedder, batches: Iterable[list[str]], file: Path | None, json: bool) -> None:
+def write_vectors(
+    embedder: EngineEmbedder,
+    batches: Iterable[list[str]],
+    file: Path | None,
+    json: bool,
+    input_type: InputType = "document",
+) -> None:
     """Write vectors as JSON lines batch by batch, or at the end as one JSON document or an .npy file. With `json` and
     `file`, the document describes the file."""
     import numpy as np
@@ -198,7 +206,7 @@ def write_vectors(embedder: EngineEmbedder, batches: Iterable[list[str]], file: 
     blocks = [np.empty((0, embedder.dimension), dtype=np.float32)]
     cut = 0
     for texts in batches:
-        vectors = embedder.embed(texts)
+        vectors = embedder.embed(texts, input_type=input_type)
         cut += sum(count > embedder.max_tokens for count in embedder.count_tokens(texts))
         if json or file is not None:
             blocks.append(vectors)

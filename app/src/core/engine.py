@@ -107,7 +107,7 @@ class Engine(Protocol):
 
 
 class EmbeddingEngine:
-    """The `Engine` of one device. `path` and `matryoshka`: see ModelInfo."""
+    """The `Engine` of one device. `path`, `matryoshka`, `languages` and `licence`: see ModelInfo."""
 
     def __init__(
         self, backend: Backend, limits: MemoryLimits | None = None, *, clock: Callable[[], float] = time.monotonic
@@ -124,6 +124,7 @@ class EmbeddingEngine:
         self.matryoshka, self.weights_sha256 = info.matryoshka, info.weights_sha256
         self.precision, self.precision_reason = info.precision, info.precision_reason
         self.path, self.path_reason = info.path, info.path_reason
+        self.languages, self.licence = info.languages, info.licence
         self.profile = backend.profile
         # All float precisions are one family: their vectors agree to a cosine of 0.999, so a collection built on a GPU
         # serves a CPU. int8 is another family, and so is each calibrated graph.

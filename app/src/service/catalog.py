@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from app.src.core.backends import EngineError
 from app.src.service.collections import Collections
+from app.src.service.languages import advice_on_rows
 from app.src.service.wiring import Parts
 from app.src.settings import CollectionSettings, InvalidCollection, Loaded, SettingsError, collection_of
 from app.src.settings.writing import append_block, collection_block
@@ -72,7 +73,7 @@ class Catalog:
             "rows": found.rows,
             "key": list(table.primary_key),
             "columns": [asdict(column) for column in table.columns],
-            "proposal": None if found.proposal is None else self._document(found.proposal),
+            "proposal": None if found.proposal is None else self._document(found, found.proposal),
             "reason": found.reason or None,
         }
 
@@ -86,12 +87,13 @@ class Catalog:
         taken: Iterable[str] = (),
     ) -> dict[str, Any]:
         """Propose a collection: its settings, `reasons` by setting, `guessed` settings, `notes`, `create_view` (SQL or
-        None; texts in the best of `languages`) and `toml` (its block). `name` replaces the proposed name, which gets a
-        number if it is `taken` or configured. Raises UnknownTable, NoProposal."""
+        None; texts in the best of `languages`) and `toml` (its block); `languages` of the `sampled` rows, and `model`
+        if the configured one does not know them and another, installed one does. `name` replaces the proposed name,
+        which gets a number if it is `taken` or configured. Raises UnknownTable, NoProposal."""
         found = self._introspect(ref, look_at_rows, languages)
         if found.proposal is None:
             raise NoProposal(found.reason)
-        return self._document(found.proposal, name, taken)
+        return self._document(found, found.proposal, name, taken)
 
     def preview(self, ref: TableRef, template: str | None = None, samples: int = 5) -> dict[str, Any]:
         """Render rows by `template` (None: the proposed one). `source`: the table of these rows, a text table
@@ -198,17 +200,32 @@ class Catalog:
 
         return introspect(self._parts.pool("hana"), ref, look_at_rows=look_at_rows, languages=languages)
 
-    def _document(self, proposal: Proposal, name: str | None = None, taken: Iterable[str] = ()) -> dict[str, Any]:
+    def _document(
+        self, found: Introspection, proposal: Proposal, name: str | None = None, taken: Iterable[str] = ()
+    ) -> dict[str, Any]:
         block = proposal.settings() | {"name": name or self._free(proposal.name, taken)}
+        reasons, notes = dict(proposal.reasons), list(proposal.notes)
+        advice = advice_on_rows(found.languages, found.sampled, self._parts.settings.embedding.model)
+        if advice is not None:
+            if advice.model is None:
+                notes.insert(0, f"{advice.reason}. No packaged model knows all of them (docs/search.md).")
+            elif advice.install:
+                notes.insert(0, f'{advice.reason}. After {advice.install}, add model = "{advice.model}".')
+            else:
+                block["model"], reasons["model"] = advice.model, advice.reason
         try:
             collection_of(block)
         except InvalidCollection as error:
             raise ConfigurationError(str(error)) from None
-        toml = collection_block(block, proposal.comments(), proposal.notes, proposal.create_view or "")
+        comments = proposal.comments() | {name: why for name, why in reasons.items() if name == "model"}
+        toml = collection_block(block, comments, notes, proposal.create_view or "")
         return block | {
-            "reasons": dict(proposal.reasons),
+            "model": block.get("model"),
+            "languages": dict(found.languages),
+            "sampled": found.sampled,
+            "reasons": reasons,
             "guessed": sorted(proposal.guessed),
-            "notes": list(proposal.notes),
+            "notes": notes,
             "create_view": proposal.create_view,
             "toml": toml,
         }

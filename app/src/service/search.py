@@ -21,6 +21,7 @@ from app.src.observe.metrics import Metrics
 from app.src.service.background import Background
 from app.src.service.collections import Collections, VisibleView
 from app.src.service.generations import Generations
+from app.src.service.languages import note_on_text
 from app.src.service.rerank import Reranker
 from app.src.service.wiring import EngineEmbedder, Parts
 from connector.cancellation import Cancellation, cancelled_by
@@ -429,6 +430,7 @@ class Search:
         query, view, dimension = request.query, request.view, request.stored.dimension
         if isinstance(query, str):
             embedder = self._embedder(request.stored)
+            request.notes += note_on_text(request.spec.name, query, embedder.model)
             most, tokens = embedder.max_tokens, 0
             if len(query) > most:  # no token is shorter than a character
                 (tokens,) = embedder.count_tokens([query])

@@ -15,6 +15,7 @@ from app.src.service.catalog import Catalog
 from app.src.service.collections import Collections
 from app.src.service.documents import ClientDocuments
 from app.src.service.generations import Generations
+from app.src.service.labels import Labels
 from app.src.service.search import Search
 from app.src.service.status import Status, version
 from app.src.service.sync import Quarantine, Sync
@@ -57,6 +58,7 @@ class Service:
         self.jobs = self.background.jobs
         self.search = Search(self.parts, self.collections, self.generations, self.rights, self.background, self.metrics)
         self.browse = Browse(self.collections, self.rights)
+        self.labels = Labels(self.parts, self.collections, self.rights)
         self.documents = ClientDocuments(self.parts, self.collections, self.generations, self.rights, self.metrics)
         self.catalog = Catalog(self.parts, self.collections)
         self.evaluation = Evaluator(self.search.operators_ids, self.collections.spec, lambda: self.parts.store)

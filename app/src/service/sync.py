@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from typing import Any, TypeVar
 
 from app.src.observe.metrics import Metrics
 from app.src.service.collections import Collections
 from app.src.service.generations import Generations, Maker
+from app.src.service.languages import advice_on_rows, known_languages, note_on_rows
 from app.src.service.wiring import Parts
 from app.src.settings import Settings
+from connector.discovery.languages import SAMPLE, of_rows
 from connector.errors import ConfigurationError, ConnectorError, GenerationRefused, LeaseLost, TextsNotEmbeddable
 from connector.model import CollectionSpec, ModelSource, Recipe
 from connector.protocols import Observer
@@ -26,9 +28,6 @@ from connector.sync.verify import VerifyReport, verify
 Report = TypeVar("Report", bound=SyncReport)
 _ACCOUNTED = ("upserted", "unchanged", "empty", "quarantined", "superseded", "deleted")
 _BEFORE_WRITING = ("schema_changed", "log_missing")  # reasons for a pause before anything is written
-_SHOWN_LANGUAGES = 8
-# Models that were trained on English, according to their authors.
-_ENGLISH = re.compile(r"(.*/)?(all-MiniLM-L(6|12)-v[12]|all-mpnet-base-v[12]|(bge|gte|e5)-\w+-en(-v[\d.]+)?)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,13 +67,27 @@ class Sync:
         self._collections = collections
         self._generations = generations
         self._metrics = metrics
+        self._judged: set[str] = set()  # collections whose languages were compared with their model's
 
     def run(
         self, name: str, request: SyncRequest | None = None, observer: Observer | None = None, stop: Stop = never
     ) -> SyncReport:
         """Sync the collection. If the settings name another model, or a build is unfinished: sync the active generation
-        by its own recipe, and build or continue the other one."""
-        return self._counted(self._sync, name, self._run_of(request, observer, stop))
+        by its own recipe, and build or continue the other one. Once per process, a note warns of rows in a language
+        that the model does not know."""
+        report = self._counted(self._sync, name, self._run_of(request, observer, stop))
+        if report.upserted and not isinstance(report, BuildReport) and name not in self._judged:
+            with suppress(ConnectorError):  # the rows are stored
+                report.notes += self._note_on_languages(name)
+                self._judged.add(name)
+        return report
+
+    def _note_on_languages(self, name: str) -> list[str]:
+        stored = self._parts.store.status(name)
+        if stored is None or not known_languages(stored.model):
+            return []
+        chosen = self._parts.store.view(name, stored.generation, None).sample(SAMPLE).chosen
+        return note_on_rows(name, of_rows([each.text for each in chosen]), len(chosen), stored.model)
 
     def build(
         self,
@@ -215,7 +228,10 @@ class Sync:
                 "a sync builds a generation beside the active one, by the model and the recipe of the settings; "
                 f"this is what it would put there. owl-sap generations {name} --switch then makes it active"
             )
-        planned.notes += notes_on_languages(planned.languages, settings.embedding_of(name).model)
+        advice = advice_on_rows(planned.languages, planned.sampled, embedder.model)
+        if advice is not None:
+            planned.model = advice.model
+            planned.notes += note_on_rows(name, planned.languages, planned.sampled, embedder.model)
         return planned
 
     def verify(
@@ -238,17 +254,6 @@ class Sync:
         maker = self._generations.maker(spec, generation)
         ends = Ends(self._parts.source, self._parts.store, maker.embedder)
         return verify(maker.spec, ends, repair=repair, options=run[0], watch=run[1])
-
-
-def notes_on_languages(languages: Sequence[str], model: str) -> list[str]:
-    """Return warnings for languages that the model was not trained on."""
-    if len(languages) < 2 or not _ENGLISH.fullmatch(model):
-        return []
-    return [
-        f"its texts are in several languages ({', '.join(languages[:_SHOWN_LANGUAGES])}), and {model} was trained on "
-        "English: texts in others are found by their words (mode hybrid), hardly by meaning. Keep one language by "
-        "`where`, or take a multilingual model (docs/search.md)"
-    ]
 
 
 class Quarantine:

@@ -39,7 +39,16 @@ class Tuning:
             from app.src.core.memory import MemoryLimits
             from app.src.core.onnx_export.optimizer import calibrate
 
-            same = ("model", "revision", "weights_sha256", "device", "threads", "query_prompt", "document_prompt")
+            same = (
+                "model",
+                "revision",
+                "weights_sha256",
+                "cache",
+                "device",
+                "threads",
+                "query_prompt",
+                "document_prompt",
+            )
             wanted = EngineOptions(**{key: getattr(embedding, key) for key in same})
             limits = MemoryLimits(embedding.memory_fraction, embedding.reserve_mb << 20)
             done = calibrate(wanted, parts.graph_options(), limits, name, found)
@@ -78,5 +87,6 @@ class Tuning:
             settings.embedding.device,
             settings.sync.page_rows,
             observer or TrainingObserver(),
+            settings.embedding.cache,
         )
         return training.run(options, resume=resume)

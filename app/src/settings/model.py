@@ -72,6 +72,7 @@ class EmbeddingSettings(Section):
     """The model, and its use of the machine."""
 
     model: str = setting(DEFAULT_MODEL, 'packaged name, folder, cached hub id, or "hash:384" for tests')
+    cache: Path | None = setting(None, "folder of converted packaged models; default: ~/.cache/owl-sap/models")
     revision: str | None = setting(None, "pinned revision of a hub model")
     weights_sha256: str | None = Field(default=None, pattern=r"^[0-9a-fA-F]{64}$")
     query_prompt: str | None = setting(None, 'put before each search text; default: the model\'s own; "" for none')

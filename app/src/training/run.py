@@ -78,6 +78,7 @@ class Finetuning:
     device: str
     page_rows: int
     observer: TrainingObserver
+    cache: Path | None = None  # see find_folder
 
     def run(self, options: Mapping[str, Any], *, resume: bool = False) -> Report:
         """Train, and return the report. `options`: a `file` of pairs or two `columns` of the collection's rows,
@@ -91,8 +92,13 @@ class Finetuning:
             raise ConfigurationError(f"training needs {needed}, which is not installed: {install_command('train')}")
         if model.name.startswith("hash:"):
             raise ConfigurationError(f'"{model.name}" is the test embedder and cannot be trained: set another model')
-        path = find_folder(model.name, model.revision)
+        path = find_folder(model.name, model.revision, self.cache)
         base = read_folder(path, display_name(model.name, path))
+        if base.universal:
+            raise ConfigurationError(
+                f'"{model.name}" is a Universal Sentence Encoder, which sentence-transformers cannot train: '
+                "set another model"
+            )
         facts = {"model": base.name, "weights_sha256": check_files(base, model.weights_sha256)}
         profile = detect(self.device)
         with self._unfinished(resume=resume) as begun:

@@ -47,6 +47,11 @@ def generate() -> Rows:
         client = TEST if number % 6 == 5 else PRODUCTIVE
         address = (street, postal, city, country, phone, language)
         rows.add("KNA1", (client, f"{100_001 + number:010d}", name, second, *address, dats(_day(random))))
+    for table, texts in tomllib.loads(text("codes.toml")).items():
+        of_client = () if table == "T002T" else (PRODUCTIVE,)
+        for code, names in texts.items():
+            for language, name in zip("ED", names, strict=True):
+                rows.add(table, (*of_client, language, *code.split("."), name))
     return rows
 
 

@@ -122,7 +122,41 @@ KNA1 = Table(
         "ERDAT": Field("NVARCHAR(8)", "Date on which the record was created"),
     },
 )
-TABLES = (MARA, MAKT, MATERIAL_TEXT, QMEL, KNA1)
+
+
+def _texts(name: str, comment: str, code: dict[str, Field], text: dict[str, Field]) -> Table:
+    """A table with the texts of codes by language."""
+    return Table(name, comment, 2 + len(code), {"MANDT": _CLIENT, "SPRAS": _LANGUAGE, **code, **text})
+
+
+CODE_TEXTS = (
+    _texts(
+        "T134T", "Names of material types", {"MTART": MARA.fields["MTART"]}, {"MTBEZ": Field("NVARCHAR(25)", "Name")}
+    ),
+    _texts(
+        "T023T", "Names of material groups", {"MATKL": MARA.fields["MATKL"]}, {"WGBEZ": Field("NVARCHAR(20)", "Name")}
+    ),
+    _texts(
+        "TQ80_T",
+        "Names of notification types",
+        {"QMART": QMEL.fields["QMART"]},
+        {"QMARTX": Field("NVARCHAR(20)", "Name")},
+    ),
+    _texts(
+        "T356_T",
+        "Names of priorities",
+        {"ARTPR": Field("NVARCHAR(2)", "Priority type"), "PRIOK": QMEL.fields["PRIOK"]},
+        {"PRIOKX": Field("NVARCHAR(20)", "Name")},
+    ),
+    _texts("TCURT", "Names of currencies", {"WAERS": MARA.fields["WAERS"]}, {"LTEXT": Field("NVARCHAR(40)", "Name")}),
+    Table(
+        "T002T",
+        "Names of languages",
+        2,
+        {"SPRAS": _LANGUAGE, "SPRSL": Field("NVARCHAR(1)", "Language"), "SPTXT": Field("NVARCHAR(16)", "Name")},
+    ),
+)
+TABLES = (MARA, MAKT, MATERIAL_TEXT, QMEL, KNA1, *CODE_TEXTS)
 
 VIEW = "V_MATERIALS"
 VIEW_STATEMENTS = (

@@ -55,7 +55,8 @@ class NonFinite(EngineError):
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """The loaded model. `max_tokens` excludes the `special_tokens` that each text gets."""
+    """The loaded model. `max_tokens` excludes the `special_tokens` that each text gets. `languages`: ISO 639-1 codes,
+    () if unknown."""
 
     name: str
     dimension: int
@@ -71,6 +72,8 @@ class ModelInfo:
     path_reason: str
     matryoshka: Sequence[int] = ()  # shorter vector lengths that the model is trained for
     variant: str = ""  # family of its vectors, if it differs from the precision's
+    languages: tuple[str, ...] = ()
+    licence: str = ""
     query_prompt: str = ""  # put before each query; `max_tokens` includes it
     document_prompt: str = ""
 

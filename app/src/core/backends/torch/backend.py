@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...device import ELEMENT_BYTES, choose_precision, detect
@@ -46,6 +47,7 @@ class EngineOptions:
     document_prompt: str | None = None
     packed: bool = True
     graphs: bool = True
+    cache: Path | None = None  # see find_folder
     memory_fraction: float = 0.8  # of the card's memory, for this process
     reserve_mb: int = 512  # of it, left free
 
@@ -54,7 +56,7 @@ class TorchBackend(TokenizingBackend):
     """One model on one device; made by `load`."""
 
     def __init__(self, options: EngineOptions) -> None:
-        path = find_folder(options.model, options.revision)
+        path = find_folder(options.model, options.revision, options.cache)
         folder = self._folder = read_folder(
             path, display_name(options.model, path), options.query_prompt, options.document_prompt
         )
@@ -94,6 +96,8 @@ class TorchBackend(TokenizingBackend):
                 path=encoder.path,
                 path_reason=path_reason,
                 matryoshka=folder.matryoshka,
+                languages=folder.card[0],
+                licence=folder.card[1],
                 query_prompt=folder.query_prompt,
                 document_prompt=folder.document_prompt,
             )

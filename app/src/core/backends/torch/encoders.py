@@ -23,10 +23,11 @@ if TYPE_CHECKING:
 
     from .graphs import GraphedEncoder
     from .packed import PackedEncoder
+    from .universal import UniversalEncoder
 
 # Batch of token ids -> float32 tensor (n, dimension), pooled, on the device. Calls `pause` `pauses` times. Not
 # thread-safe.
-Encoder: TypeAlias = "PackedEncoder | GraphedEncoder | PaddedEncoder"
+Encoder: TypeAlias = "PackedEncoder | GraphedEncoder | PaddedEncoder | UniversalEncoder"
 
 # Least cosine between the packed and the padded path, both in fp32, for a model that is not packaged.
 AGREEMENT = 0.99999
@@ -56,6 +57,10 @@ def load_encoder(folder: Folder, target: Target, *, packed: bool = True) -> tupl
     """Return the fastest encoder with correct vectors on this device, and the reason."""
     from .architectures import refusal
 
+    if folder.universal:
+        from .universal import UniversalEncoder
+
+        return UniversalEncoder(folder, target.profile, target.dtype), "the only path of this architecture"
     why_not = refusal(folder) if packed else "padding was requested"
     if why_not is not None:
         return PaddedEncoder(folder, target), why_not

