@@ -104,7 +104,7 @@ def test_readme_is_short_and_filled_in() -> None:
 def test_readme_shows_the_demos_queries() -> None:
     queries = re.findall(r'^text = "(.*)"$', text_of(ROOT / "app/src/demo.toml"), re.M)
     shown = README.split("<!-- demo output: begin -->")[1].split("<!-- demo output: end -->")[0]
-    assert len(queries) == 8
+    assert len(queries) == 12
     assert [query for query in queries if query not in shown] == []
     assert shown.rstrip().removesuffix("```").rstrip().endswith(NEXT)
 
