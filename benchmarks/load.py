@@ -242,10 +242,10 @@ def prepared(folder: Path, given: argparse.Namespace) -> list[Question]:
         known = Known(rows, [f"{number:018}" for number in range(given.rows)], [f"Authorization: Bearer {key}"])
         others = (material(10**7 + number) for number in range(given.questions))
         asked = [f"{name} {more}" for _, _, name, more, *_ in others]
-        vectors = engine.embed(asked)
+        documents, queries = engine.embed(asked), engine.embed(asked, input_type="query")
     gc.collect()
     gc.freeze()  # otherwise collecting torch's objects would pause the clients
-    return [*map(known.embed, asked, vectors), *map(known.search, asked, vectors)]
+    return [*map(known.embed, asked, documents), *map(known.search, asked, queries)]
 
 
 @contextmanager

@@ -49,7 +49,8 @@ from app.src.benchmark.peers import available
 from app.src.benchmark.search import COLLECTION, filled, measure
 from app.src.benchmark.workloads import clustered, exact_best, material_text
 from app.src.service.collections import VisibleView
-from app.src.service.search import Hybrid
+from app.src.service.relevance import Calibrations
+from app.src.service.search import hybrid
 from connector.model import ChangeSet, Chunk, Filter
 from connector.stores.local.store import LocalStore
 
@@ -210,14 +211,15 @@ def keyword(scene: Scene, rounds: int) -> Iterator[Figure]:
         assert hit.text.endswith(exact[query])
         return hit
 
-    ranking, stored = Hybrid(), scene.store.status(COLLECTION)
+    stored = scene.store.status(COLLECTION)
     assert stored is not None
+    view, calibrations = VisibleView(scene.store, stored, None), Calibrations()
 
     ways = {
         "keyword, three words": words,
         "keyword, a number": number,
-        "keyword, hybrid": lambda query: ranking.search(
-            VisibleView(scene.store, stored, None), asked[query], scene.queries[query], 50, None
+        "keyword, hybrid": lambda query: hybrid(
+            view, asked[query], scene.queries[query], 50, None, calibrations.of(view, None)
         ),
     }
     yield from against_product(scene, ways, rounds).values()

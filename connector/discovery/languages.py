@@ -48,6 +48,12 @@ def iso(key: object) -> str:
     return code if code in NAMES else ""
 
 
+def load() -> bool:
+    """Load the classifier. Return whether there is one."""
+    with _lock:
+        return _classifier() is not None
+
+
 def of_text(text: str) -> str | None:
     """Return the language of a short text as ISO 639-1 code; None if uncertain, as for codes and most names. Costs less
     than 0.1 ms; nothing of the text is kept."""
@@ -93,13 +99,9 @@ def present(counts: Mapping[str, int]) -> list[str]:
 def _probabilities(text: str) -> NDArray[np.float64] | None:
     """Return the probability of each of `_CODES`; None for a text without words. Words with digits say nothing."""
     words = " ".join(word for word in text[:_LONGEST].split() if not any(map(str.isdigit, word)))
-    if not any(map(str.isalpha, words)):
+    if not any(map(str.isalpha, words)) or not load():
         return None
-    with _lock:
-        classifier = _classifier()
-    if classifier is None:
-        return None
-    ranked = dict(classifier.rank(words.lower() if words.isupper() else words))
+    ranked = dict(_classifier().rank(words.lower() if words.isupper() else words))
     found: NDArray[np.float64] = np.array([float(ranked[code]) * _PRIOR.get(code, 1.0) for code in _CODES])
     found /= found.sum()
     return found

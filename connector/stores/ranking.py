@@ -1,4 +1,5 @@
-"""Rankings: hybrid scores from cosines and word coverage, maximal marginal relevance, the overlap of two rankings."""
+"""Rankings: hybrid scores from cosines and word coverage, maximal marginal relevance, groups of alike rows, the overlap
+of two rankings."""
 
 from __future__ import annotations
 
@@ -10,12 +11,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from connector.model import Hit
+from connector.stores.coverage import parts_of
 from connector.stores.records import best_per_document
 
 # The score gained by a row with all words of the search text, and the exponent of its share: half the words give an
 # eighth. Tuned on one half of benchmarks/queries (docs/search.md).
 WORDS_WEIGHT, WORDS_POWER = 0.5, 3.0
 FEWEST_ROWS = 100  # with fewer rows, the backdrop cannot be separated from the content
+HUBNESS = 0.3
+# Rows are alike if they share this part of their words, numbers apart; less suffices if their vectors without the
+# backdrop have this cosine. Of the demo's rows, no pair about different things shares 0.7 of its words; with three
+# models, the two lower bounds together join one wrong pair.
+ALIKE_WORDS, ALIKE_WORDS_NEAR, ALIKE_NEAR = 0.8, 0.5, 0.6
 
 
 def units(vectors: NDArray[np.floating[Any]]) -> NDArray[np.float64]:
@@ -54,14 +61,22 @@ class Backdrop:
 
 
 def closeness(
-    query: NDArray[np.float32], vectors: NDArray[np.floating[Any]], backdrop: Backdrop | None
+    queries: NDArray[np.floating[Any]], vectors: NDArray[np.floating[Any]], backdrop: Backdrop | None
 ) -> NDArray[np.float64]:
-    """Return the cosine of each unit vector (n, d) with the query (d,), both without the backdrop."""
-    rows, asked = vectors.astype(np.float64), query.astype(np.float64)
+    """Return the closeness (n, m) of unit vectors (n, d) to unit queries (m, d): the cosine; with a backdrop the mean
+    of the cosines with and without it."""
+    rows, asked = vectors.astype(np.float64), queries.astype(np.float64)
+    close: NDArray[np.float64] = rows @ asked.T
     if backdrop is not None:
-        rows, asked = backdrop.without(vectors), backdrop.without(query[None, :])[0]
-    cosines: NDArray[np.float64] = rows @ asked
-    return cosines
+        close = (close + backdrop.without(rows) @ backdrop.without(asked).T) / 2
+    return close
+
+
+def without_hubs(close: NDArray[np.float64], unrelated: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the closeness (n, m), less HUBNESS times each row's mean closeness (n, u) to unrelated queries: some rows
+    ("hubs") are close to every query. Radovanović, Nanopoulos and Ivanović, "Hubs in space", JMLR 2010."""
+    corrected: NDArray[np.float64] = close - HUBNESS * unrelated.mean(axis=1, keepdims=True)
+    return corrected
 
 
 def blend(
@@ -98,6 +113,28 @@ def mmr(relevance: NDArray[np.float64], vectors: NDArray[np.float32], k: int, ba
         value = balance * relevance - (1.0 - balance) * nearest
         chosen.append(int(np.argmax(np.where(free, value, -np.inf))))
     return chosen
+
+
+def groups(
+    texts: Sequence[str], vectors: NDArray[np.floating[Any]], backdrop: Backdrop | None, most: int
+) -> list[list[int]]:
+    """Return the positions of alike rows, grouped by the first of each group in the given order, at most `most` groups.
+    `vectors` (n, d) as stored. Compares n * most pairs."""
+    words = [frozenset(word for word in parts_of(text) if not any(map(str.isdigit, word))) for text in texts]
+    rest = None if backdrop is None else backdrop.without(units(vectors))
+    found: list[list[int]] = []
+    for place, mine in enumerate(words):
+        for group in found:
+            first = words[group[0]]
+            shared = len(mine & first) / max(len(mine | first), 1)
+            near = shared >= ALIKE_WORDS_NEAR and rest is not None and rest[place] @ rest[group[0]] >= ALIKE_NEAR
+            if near or shared >= ALIKE_WORDS:
+                group.append(place)
+                break
+        else:
+            if len(found) < most:
+                found.append([place])
+    return found
 
 
 def overlap(first: Sequence[str], second: Sequence[str]) -> float:

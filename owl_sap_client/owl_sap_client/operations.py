@@ -88,7 +88,8 @@ class SearchOptions(TypedDict, total=False):
     `{"WEIGHT": {"$gt": 10}}` (docs/search.md). `mode`: default hybrid for a query, vector otherwise. `min_score`:
     drops hits below it, by score in the modes vector and keyword, by cosine in hybrid. `mmr_lambda`: diversity, from 1
     (relevance alone) to 0. `depth`: how many hits hybrid and MMR choose from. `passages`: matching chunks returned per
-    hit. `explain`: return how hits were found. `rerank`: use the service's reranker.
+    hit. `explain`: return how hits were found. `rerank`: use the service's reranker. `group`: return near-identical
+    hits as one.
     """
 
     vector: Sequence[float] | None
@@ -102,6 +103,7 @@ class SearchOptions(TypedDict, total=False):
     passages: int | None
     explain: bool | None
     rerank: bool | None
+    group: bool | None
 
 
 def search(collection: str, query: str | None = None, **options: Unpack[SearchOptions]) -> Call[results.SearchResult]:

@@ -58,7 +58,8 @@ class Passage:
 class Hit:
     """A row that was found. `key`: by column name. `score`: the cosine (mode vector), BM25 (keyword), or in hybrid the
     cosine plus up to 0.5 for matching words. `text`: of the best chunk. `passages`: if requested, the matching chunks,
-    best first."""
+    best first. `relevance`: 0 to 1, below 0.2 probably irrelevant; None unless the query is a text, and from older
+    services. `similar`: hits grouped under this one, if groups were requested."""
 
     id: str
     key: dict[str, Any]
@@ -66,6 +67,8 @@ class Hit:
     text: str
     metadata: dict[str, Any]
     passages: list[Passage] = dataclasses.field(default_factory=list)
+    relevance: float | None = None
+    similar: int | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -28,6 +28,7 @@ from starlette.types import Message
 from app.src.api import errors
 from app.src.api.requests import DirectRoute, Executors, direct
 from app.src.api.search import SearchRequest
+from app.src.core.backends import InputType
 from app.src.core.backends.hashing import words_of
 from app.src.core.queue import EmbeddingQueue
 from app.src.core.tokens import TokenBatch
@@ -296,10 +297,10 @@ def threads_held(service: Service, monkeypatch: pytest.MonkeyPatch) -> Iterator[
     go, seen = threading.Event(), list[str]()
     tokenize = service.parts.engine._tokenize
 
-    def slow(texts: Sequence[str]) -> Any:
+    def slow(texts: Sequence[str], input_type: InputType) -> Any:
         seen.extend(texts)
         assert go.wait(20)
-        return tokenize(texts)
+        return tokenize(texts, input_type)
 
     monkeypatch.setattr(service.parts.engine, "_tokenize", slow)
     yield go, seen

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import httpx
 import pytest
@@ -10,7 +10,7 @@ import pytest
 from app.src.access.principal import OPERATOR
 from app.src.core.backends.packaged import PackagedModel
 from app.src.service import languages
-from app.src.service.languages import advice_on_rows, known_languages, model_for, note_on_rows, note_on_text
+from app.src.service.languages import KnownLanguages, advice_on_rows, model_for, note_on_rows, note_on_text
 from app.src.service.search import SearchOptions
 from app.src.service.service import Service
 from tests.api.conftest import TableSource
@@ -24,7 +24,7 @@ def packaged(*known: str, package: str = "sys") -> PackagedModel:
 
 
 @pytest.fixture(autouse=True)
-def models(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def models(monkeypatch: pytest.MonkeyPatch) -> None:
     """The test embedder passes for an English model, beside two multilingual ones."""
     known = {
         "hash:64": packaged("en"),
@@ -33,17 +33,14 @@ def models(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         "absent": packaged("en", "de", "fr", "pl", "cs", package="no_such_package"),
     }
     monkeypatch.setattr(languages, "PACKAGED", known)
-    known_languages.cache_clear()
-    yield
-    known_languages.cache_clear()
 
 
 def test_the_languages_that_models_know() -> None:
-    assert known_languages("hash:64") == known_languages("hash:64@0123abcd") == ("en",)
+    assert KnownLanguages.of("hash:64").codes == ("en",)
     for english in ("sentence-transformers/all-MiniLM-L6-v2", "/models/all-mpnet-base-v2", "BAAI/bge-small-en-v1.5"):
-        assert known_languages(english) == ("en",)
+        assert KnownLanguages.of(english).codes == ("en",)
     for unknown in ("hash:32", "sentence-transformers/paraphrase-multilingual-MiniLM-L12-v2", "/models/ours"):
-        assert known_languages(unknown) == ()
+        assert KnownLanguages.of(unknown).codes == ()
 
 
 def test_only_models_that_know_all_languages_of_the_rows_are_proposed() -> None:
@@ -53,32 +50,32 @@ def test_only_models_that_know_all_languages_of_the_rows_are_proposed() -> None:
 
 
 def test_advice_counts_the_rows_and_names_the_model_that_lacks_their_language() -> None:
-    advice = advice_on_rows({"en": 52, "de": 48}, 100, "hash:64")
+    advice = advice_on_rows({"en": 52, "de": 48}, 100, KnownLanguages.of("hash:64"))
     assert advice is not None
     assert advice.reason == "48 of 100 sampled rows are German; hash:64 knows only English"
     assert (advice.model, advice.install) == ("use-multilingual", "")
-    missing = advice_on_rows({"en": 90, "cs": 60, "de": 40}, 200, "hash:64")
+    missing = advice_on_rows({"en": 90, "cs": 60, "de": 40}, 200, KnownLanguages.of("hash:64"))
     assert missing is not None
     assert missing.reason.startswith("60 of 200 sampled rows are Czech, 40 German; ")
     assert missing.model == "absent"
     assert "multilingual" in missing.install
-    assert advice_on_rows({"en": 99, "de": 1}, 100, "hash:64") is None  # a stray row
-    assert advice_on_rows({"de": 100}, 100, "use-multilingual") is None
-    assert advice_on_rows({"de": 100}, 100, "a model of unknown languages") is None
-    assert advice_on_rows({}, 100, "hash:64") is None
-    (note,) = note_on_rows("stock", {"th": 5}, 5, "use-multilingual")
+    assert advice_on_rows({"en": 99, "de": 1}, 100, KnownLanguages.of("hash:64")) is None  # a stray row
+    assert advice_on_rows({"de": 100}, 100, KnownLanguages.of("use-multilingual")) is None
+    assert advice_on_rows({"de": 100}, 100, KnownLanguages.of("a model of unknown languages")) is None
+    assert advice_on_rows({}, 100, KnownLanguages.of("hash:64")) is None
+    (note,) = note_on_rows("stock", {"th": 5}, 5, KnownLanguages.of("use-multilingual"))
     assert "use-multilingual does not know that language" in note
     assert "a model that knows these languages" in note
 
 
 def test_only_a_text_that_is_certainly_in_another_language_is_warned_of() -> None:
-    (note,) = note_on_text("stock", QUERY, "hash:64")
+    (note,) = note_on_text("stock", QUERY, KnownLanguages.of("hash:64"))
     assert note.startswith("the search text is German and hash:64 knows only English")
     assert 'set model = "use-multilingual" for stock, sync, then run owl-sap generations stock --switch' in note
     for text in ("seal for a pump shaft", "M8x40", "100195", "Simmerring 60x80x10", "SKF 6205"):
-        assert note_on_text("stock", text, "hash:64") == []
-    assert note_on_text("stock", QUERY, "use-multilingual") == []
-    assert note_on_text("stock", QUERY, "hash:32") == []
+        assert note_on_text("stock", text, KnownLanguages.of("hash:64")) == []
+    assert note_on_text("stock", QUERY, KnownLanguages.of("use-multilingual")) == []
+    assert note_on_text("stock", QUERY, KnownLanguages.of("hash:32")) == []
 
 
 def test_a_search_by_meaning_warns_in_its_notes(shared: httpx.Client) -> None:
@@ -95,7 +92,6 @@ def test_a_search_by_meaning_warns_in_its_notes(shared: httpx.Client) -> None:
 
 
 def test_a_search_without_a_known_model_judges_nothing(synced: Service, monkeypatch: pytest.MonkeyPatch) -> None:
-    known_languages.cache_clear()
     monkeypatch.setattr(languages, "PACKAGED", {})
     monkeypatch.setattr(languages, "of_text", lambda text: pytest.fail("the text was judged"))
     assert synced.search.run("materials", QUERY, 1, None, SearchOptions(), principal=OPERATOR).notes == []

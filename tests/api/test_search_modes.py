@@ -14,6 +14,7 @@ from threadpoolctl import threadpool_info, threadpool_limits
 
 from app.src.access.principal import OPERATOR, Principal, Scope
 from app.src.service.collections import VisibleView
+from app.src.service.relevance import FLOOR, UNRELATED
 from app.src.service.search import MODES, SearchOptions, _notes
 from app.src.service.service import Service
 from app.src.settings import Settings
@@ -22,7 +23,7 @@ from connector.errors import ModelMismatch
 from connector.model import CollectionSpec, Column, Filter, IndexUse, ModelSource, Recipe, TableRef
 from connector.stores import ranking
 from connector.stores.local.store import LocalView
-from connector.stores.ranking import FEWEST_ROWS, Backdrop
+from connector.stores.ranking import FEWEST_ROWS, HUBNESS, Backdrop
 from tests.api.conftest import TableSource, serving, settings_in
 
 SEARCH = "/v1/collections/materials/search"
@@ -79,12 +80,17 @@ def test_keyword(shared: httpx.Client, shared_service: Service) -> None:
 
 def test_hybrid_is_the_blend_of_both(shared: httpx.Client, shared_service: Service) -> None:
     text = "the hydraulic pumps and seal"  # three words that count
-    cosines = {hit["key"]["MATNR"]: hit["score"] for hit in ask(shared, query=text, mode="vector", k=50)["hits"]}
+    embedder = shared_service.parts.embedder
+    query, *unrelated = embedder.embed_queries([text, *UNRELATED.strip().splitlines()]).astype(float)
+    near: dict[str, float] = {}  # the cosine, less a part of the mean cosine with unrelated queries
+    for hit in ask(shared, query=text, mode="vector", k=50)["hits"]:
+        row = embedder.embed([hit["text"]])[0].astype(float)
+        near[hit["key"]["MATNR"]] = row @ query - HUBNESS * float(np.mean(row @ np.array(unrelated).T))
     answer = ask(shared, query=text, mode="hybrid", k=50)
-    assert set(keys(answer)) == set(cosines), "here the candidates are all rows"
+    assert set(keys(answer)) == set(near), "here the candidates are all rows"
     for hit in answer["hits"]:
         share = sum(word in hit["text"].lower() for word in ("hydraulic", "pump", "seal")) / 3
-        assert hit["score"] == pytest.approx(cosines[hit["key"]["MATNR"]] + 0.5 * share**3, abs=1e-5), hit["text"]
+        assert hit["score"] == pytest.approx(near[hit["key"]["MATNR"]] + 0.5 * share**3, abs=1e-5), hit["text"]
     assert [-hit["score"] for hit in answer["hits"]] == sorted(-hit["score"] for hit in answer["hits"])
     assert set(answer["took_ms"]) == {"embed", "store"}
     assert keys(ask(shared, query=text, mode="hybrid", k=2)) == keys(answer)[:2]
@@ -516,7 +522,7 @@ def test_hybrid_computes_on_one_thread(service: Service, source: TableSource, mo
         return close(*arguments)
 
     monkeypatch.setattr(Backdrop, "of", of)
-    monkeypatch.setattr("app.src.service.search.closeness", closeness)
+    monkeypatch.setattr("app.src.service.relevance.closeness", closeness)
     with threadpool_limits(2, user_api="blas"):
         service.search.run("materials", "pump", principal=OPERATOR)
     assert threads == {"backdrop": {1}, "closeness": {1}}
@@ -544,3 +550,78 @@ def test_depth_is_how_many_hits_mmr_chooses_from(shared: httpx.Client, shared_se
     assert set(keys(ask(shared, **spread, depth=1))) == set(best), "at least k"
     assert set(keys(ask(shared, **spread))) != set(best)
     assert shared.post(SEARCH, json=spread | {"depth": 0}).status_code == 422
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_relevance_tells_an_answer_from_the_nearest_of_unrelated_rows(shared: httpx.Client, mode: str) -> None:
+    nothing = "nothing relevant found; the nearest rows follow"
+    right = ask(shared, query="pump seal", mode=mode, k=50)
+    judged = [hit["relevance"] for hit in right["hits"]]
+    assert judged == sorted(judged, reverse=True) or mode == "keyword"
+    assert judged[0] > 0.5, "all words, and the nearest"
+    assert all(0 <= each <= 1 for each in judged)
+    assert nothing not in right["notes"]
+    for query in ("the moon landing of Apollo", "quiz night"):
+        wrong = ask(shared, query=query, mode=mode)
+        assert [hit for hit in wrong["hits"] if hit["relevance"] >= FLOOR] == [], query
+        assert (nothing in wrong["notes"]) == bool(wrong["hits"]), "keyword finds no row at all"
+
+
+def test_relevance_is_unknown_where_the_query_is_not_a_text(shared: httpx.Client, shared_service: Service) -> None:
+    vector = [float(number) for number in shared_service.parts.embedder.embed(["pump"])[0]]
+    for query in ({"vector": vector}, {"like": ask(shared, query="pump seal")["hits"][0]["id"]}):
+        answer = ask(shared, **query)
+        assert {hit["relevance"] for hit in answer["hits"]} == {None}
+        assert answer["notes"] == []
+
+
+def test_unrelated_queries_are_embedded_once_for_a_model(synced: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    embedder, asked = synced.parts.embedder, list[int]()
+    embed = embedder.embed_queries
+
+    def noted(texts: Any) -> Any:
+        asked.append(len(texts))
+        return embed(texts)
+
+    monkeypatch.setattr(embedder, "embed_queries", noted)
+    monkeypatch.setattr("app.src.service.relevance.NO_BACKDROP_SECONDS", -1.0)
+    for mode in (*MODES, *MODES):
+        synced.search.run("materials", "pump", options=SearchOptions(mode), principal=OPERATOR)
+    assert asked == [len(UNRELATED.strip().splitlines())]
+
+
+@pytest.fixture
+def with_sizes(service: Service, source: TableSource) -> Service:
+    """Boots in 20 sizes, among them enough others for a backdrop."""
+    for number in range(20):
+        text = f"safety boots with steel toe cap, size {30 + number}"
+        source.rows_by_key[f"B{number}"] = {"MATNR": f"B{number}", "MAKTX": text, "MTART": "ROH"}
+    for number in range(FEWEST_ROWS):
+        text = f"part{number} of machine{number % 9} in hall{number % 7}"
+        source.rows_by_key[f"P{number}"] = {"MATNR": f"P{number}", "MAKTX": text, "MTART": "FERT"}
+    service.sync.run("materials")
+    return service
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_groups_show_alike_rows_once_and_count_the_others(with_sizes: Service, mode: Any) -> None:
+    def search(group: bool, **more: Any) -> Any:
+        options = SearchOptions(mode, group=group, **more)
+        return with_sizes.search.run("materials", "safety boots", 2, options=options, principal=OPERATOR).hits
+
+    plain, grouped = search(False), search(True)
+    assert all(hit.text.startswith("safety boots") for hit in plain)
+    assert {hit.similar for hit in plain} == {None}
+    assert grouped[0] == replace(plain[0], similar=19), "the best of the group, as it was"
+    assert sum(hit.text.startswith("safety boots") for hit in grouped) == 1
+    assert len(grouped) == (1 if mode == "keyword" else 2), "k counts groups"
+    assert sum(hit.text.startswith("safety boots") for hit in search(True, mmr_lambda=0.5)) == 1
+
+
+def test_rows_without_words_are_not_alike(service: Service, source: TableSource) -> None:
+    source.rows_by_key = {
+        str(number): {"MATNR": str(number), "MAKTX": f"{4711 + number}", "MTART": "ROH"} for number in range(9)
+    }
+    service.sync.run("materials")
+    found = service.search.run("materials", "4711", 9, options=SearchOptions("vector", group=True), principal=OPERATOR)
+    assert [hit.similar for hit in found.hits] == [0] * 9

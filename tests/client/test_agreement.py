@@ -35,6 +35,7 @@ EVERYTHING: dict[str, dict[str, Any]] = {
         "passages": 2,
         "explain": True,
         "rerank": False,
+        "group": True,
     },
     "rows": {"collection": "c", "ids": ["1"]},
     "fields": {"collection": "c"},

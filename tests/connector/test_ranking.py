@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from connector.model import Hit
-from connector.stores.ranking import FEWEST_ROWS, Backdrop, blend, closeness, mmr, overlap, units
+from connector.stores.ranking import FEWEST_ROWS, Backdrop, blend, closeness, groups, mmr, overlap, units
 
 
 def hits(*ids: str, number: int = 0) -> list[Hit]:
@@ -51,7 +51,8 @@ def test_what_all_rows_have_in_common_does_not_count():
     query = np.eye(8, dtype=np.float32)[2] + np.float32([5, -3, 0, 0, 0, 0, 0, 0])
     query /= np.linalg.norm(query)
     right = np.arange(FEWEST_ROWS) % 6 == 0
-    plain, without = closeness(query, rows, None), closeness(query, rows, backdrop)
+    plain, both = (closeness(query[None, :], rows, each)[:, 0] for each in (None, backdrop))
+    without = 2 * both - plain
     assert plain == pytest.approx(rows.astype(float) @ query.astype(float))
     assert plain[right].min() < plain[~right].max(), "language and what all have in common decide"
     assert without[right].min() > without[~right].max() + 0.5
@@ -125,3 +126,20 @@ def test_overlap_is_the_share_of_the_longer_one():
     assert overlap(["a", "b", "c", "d"], ["a"]) == 0.25
     assert overlap(["a"], []) == 0.0
     assert overlap([], []) == 1.0
+
+
+def test_alike_rows_agree_in_words_and_without_a_backdrop_in_more_of_them():
+    texts = [
+        "ball bearing 6206 shielded",
+        "ball bearing 6308 shielded",
+        "ball bearing 6206 open",
+        "hex bolt M8 shielded",
+    ]
+    near = np.float32([[1, 0], [1, 0.1], [0.9, 0.1], [1, 0]])
+    assert groups(texts, near, None, 9) == [[0, 1], [2], [3]], "numbers do not count, one word of three does"
+    backdrop = Backdrop(np.zeros(2), np.zeros(2))
+    assert groups(texts, near, backdrop, 9) == [[0, 1, 2], [3]], "half of the words suffice, two of six do not"
+    far = np.float32([[1, 0], [0, 1], [0, 1], [1, 0]])
+    assert groups(texts, far, backdrop, 9) == [[0, 1], [2], [3]], "half of the words and other vectors"
+    assert groups(texts, near, backdrop, 1) == [[0, 1, 2]], "rows beyond the last group are left out"
+    assert groups([], np.empty((0, 2), np.float32), None, 3) == []

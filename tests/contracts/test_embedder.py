@@ -23,9 +23,13 @@ TEXTS = [
 ]
 
 
-@pytest.fixture(scope="module", params=["hash:384", *slow("all-MiniLM-L6-v2", "use-multilingual")])
+@pytest.fixture(
+    scope="module", params=["hash:384", "hash:384 with prompts", *slow("all-MiniLM-L6-v2", "use-multilingual")]
+)
 def embedder(request: pytest.FixtureRequest) -> Iterator[Embedder]:
-    with load_engine(EngineOptions(request.param, device="cpu", precision="fp32")) as engine:
+    model, _, more = request.param.partition(" with ")
+    prompts = {"query_prompt": "search: ", "document_prompt": "passage: "} if more == "prompts" else {}
+    with load_engine(EngineOptions(model, device="cpu", precision="fp32", **prompts)) as engine:
         yield EngineEmbedder(engine)
 
 
@@ -45,10 +49,14 @@ def test_equal_texts_have_equal_vectors(embedder: Embedder) -> None:
     np.testing.assert_array_equal(vectors[4], vectors[6])
 
 
-def test_a_query_is_embedded_as_its_document(embedder: Embedder) -> None:
-    query = embedder.embed_query(TEXTS[0])
+def test_a_query_is_embedded_as_its_document_unless_prompts_differ(embedder: Embedder) -> None:
+    assert isinstance(embedder, EngineEmbedder)
+    query, (document,) = embedder.embed_query(TEXTS[0]), embedder.embed_documents([TEXTS[0]])
     assert query.shape == (embedder.dimension,)
-    np.testing.assert_allclose(query, embedder.embed_documents([TEXTS[0]])[0], atol=1e-5)
+    alike = embedder.engine.prompts["query"] == embedder.engine.prompts["document"]
+    assert np.allclose(query, document, atol=1e-5) == alike
+    np.testing.assert_allclose(embedder.embed([TEXTS[0]], input_type="query")[0], query, atol=1e-5)
+    np.testing.assert_allclose(embedder.embed([TEXTS[0]])[0], document, atol=1e-5)
 
 
 def test_near_texts_are_nearer(embedder: Embedder) -> None:
@@ -103,7 +111,11 @@ def test_pieces_that_fit_are_embedded_whole(embedder: Embedder) -> None:
 
 
 def test_identity_is_stable_and_fits_the_store(embedder: Embedder) -> None:
-    with load_engine(EngineOptions(embedder.model, device="cpu")) as again:
+    assert isinstance(embedder, EngineEmbedder)
+    query, document = embedder.engine.prompts["query"], embedder.engine.prompts["document"]
+    with load_engine(
+        EngineOptions(embedder.model, "auto", "cpu", query_prompt=query, document_prompt=document)
+    ) as again:
         assert again.fingerprint == embedder.fingerprint
     assert 0 < len(embedder.model) <= len(embedder.fingerprint) <= 200
-    assert embedder.max_tokens == 254
+    assert embedder.max_tokens == 254 - max(embedder.count_tokens([query, document]))

@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 
 from app.src.service.collections import VisibleView
-from app.src.service.search import Hybrid, explanation
+from app.src.service.relevance import Calibrations
+from app.src.service.search import explanation, hybrid
 from connector.hana.connection import ConnectionOptions, HanaPool
 from connector.model import ChangeSet, Chunk, CollectionStatus, Filter, Hit
 from connector.stores.hana.store import HanaStore
@@ -141,7 +142,7 @@ def status_of(store: VectorStore) -> CollectionStatus:
 def explained(view: VisibleView, query: str, vector: np.ndarray, k: int, where: Filter | None) -> dict[str, Any]:
     """Hybrid search and how it came about. Where rows have much in common that is a mean over them in the order of
     their records' numbers, so scores agree up to rounding."""
-    ranked = Hybrid().search(view, query, vector, max(k, 50), where)
+    ranked = hybrid(view, query, vector, max(k, 50), where, Calibrations().of(view, None))
     hits = ranked.hits[:k]
     found = explanation(ranked, hits, [hit.id for hit in hits], view.index_use(k, where))
     for hit in found["hits"]:

@@ -25,7 +25,7 @@ def test_the_pages_python_runs(
 ) -> None:
     monkeypatch.setenv("OWL_SAP_API_KEY", "any")
     found = blocks("docs/client.md", "python")
-    assert len(found) == 7
+    assert len(found) == 8
     names: dict[str, object] = {}
     try:
         for block in found:

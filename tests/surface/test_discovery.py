@@ -280,3 +280,20 @@ def test_init_writes_the_proposed_model_into_the_block(
     assert (made.code, "are German; all-MiniLM-L6-v2 knows only English" in made.err) == (0, True)
     (block,) = tomllib.loads((tmp_path / "owl-sap.toml").read_text("utf-8"))["collections"]
     assert block["model"] == "use-multilingual"
+
+
+def test_sync_and_search_warn_of_languages_on_stderr(
+    here: Cli, tmp_path: Path, hana: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = {"hash:64": PackagedModel("sys", "", {}, ("en",))}  # the test embedder passes for an English model
+    monkeypatch.setattr(languages, "PACKAGED", known | {"use-multilingual": PackagedModel("sys", "", {}, ("en", "de"))})
+    block = here("introspect", "SAPDEMO.V_MATERIALS", "--name", "tried", **hana).out
+    (tmp_path / "owl-sap.toml").write_text(block.replace('model = "use-multilingual"', ""), encoding="utf-8")
+    synced = here("sync", "tried", **hana)
+    (german,) = re.findall(r"tried: (\d+) of 200 sampled rows are German; hash:64 knows only English", synced.err)
+    assert 80 < int(german) < 120  # half of the rows, by SPRAS where the text does not decide
+    assert "owl-sap generations tried --switch" in synced.err
+    assert "sampled rows" not in here("sync", "tried", **hana).err
+    asked = here("search", "tried", "bequemer Stuhl bei Rückenschmerzen", "-k", "1", **hana)
+    assert (asked.code, asked.err.count("the search text is German")) == (0, 1)
+    assert "search text" not in here("search", "tried", "office chair", "-k", "1", **hana).err

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from app.src.core.backends import InputType
 from app.src.evaluation.measures import ranks_by_score
 from app.src.training.held_out import HELD_OUT, Embed, measured, split
 from app.src.training.pairs import Pair
@@ -79,7 +80,7 @@ def test_ranks_are_those_of_a_sorted_list(values: list[int], data: st.DataObject
 
 
 def vectors(**of: list[float]) -> Embed:
-    def embed(texts: Sequence[str]) -> NDArray[np.float32]:
+    def embed(texts: Sequence[str], _input_type: InputType) -> NDArray[np.float32]:
         found = np.array([of[text] for text in texts], dtype=np.float32)
         unit: NDArray[np.float32] = found / np.linalg.norm(found, axis=1, keepdims=True)
         return unit
@@ -100,6 +101,17 @@ def test_figures_by_hand() -> None:
 
 def test_a_model_with_one_vector_for_everything_finds_nothing() -> None:
     others = [Pair("w", f"d{number}") for number in range(20)]
-    figures = measured([Pair("a", "x")], others, lambda texts: np.full((len(texts), 4), 0.5, dtype=np.float32))
+    figures = measured([Pair("a", "x")], others, lambda texts, _: np.full((len(texts), 4), 0.5, dtype=np.float32))
     assert figures["recall_at_10"] == 0
     assert figures["mrr"] == pytest.approx(1 / 21)
+
+
+def test_queries_and_texts_are_embedded_as_such() -> None:
+    asked: list[tuple[list[str], InputType]] = []
+
+    def embed(texts: Sequence[str], input_type: InputType) -> NDArray[np.float32]:
+        asked.append((list(texts), input_type))
+        return np.eye(2, dtype=np.float32)[: len(texts)]
+
+    measured([Pair("a", "x")], [Pair("b", "y")], embed)
+    assert asked == [(["a"], "query"), (["x", "y"], "document")]

@@ -4,6 +4,7 @@ text and no telemetry behind.
 
 from __future__ import annotations
 
+import json
 import socket
 from pathlib import Path
 from typing import Any
@@ -64,7 +65,8 @@ def killed_after(step: int) -> TrainingObserver:
 def figures(folder: Path) -> dict[str, Any]:
     pairs = [Pair(*pair) for pair in ALL]
     with load_engine(EngineOptions(str(folder), device="cpu", precision="fp32")) as engine:
-        return measured(pairs[:HELD_OUT], pairs[HELD_OUT:], lambda texts: engine.embed(list(texts)))
+        embed = lambda texts, input_type: engine.embed(list(texts), input_type=input_type)  # noqa: E731
+        return measured(pairs[:HELD_OUT], pairs[HELD_OUT:], embed)
 
 
 @pytest.mark.slow
@@ -201,6 +203,34 @@ def test_another_card_than_the_first_is_refused_with_what_to_do(base: Path, tmp_
     elsewhere = TrainingJob(base, tmp_path, TRAINING, second)
     with pytest.raises(DeviceUnavailable, match="CUDA_VISIBLE_DEVICES=1"):
         trainer.train(elsewhere, TrainingObserver())
+
+
+@pytest.mark.parametrize(
+    ("prompts", "given", "kept"),
+    [
+        ({"query": "q: ", "passage": "p: "}, (None, None), ("q: ", "p: ")),
+        ({"query": "q: ", "passage": "p: "}, ("", "text: "), ("", "text: ")),
+        ({"query": "q: ", "passage": "p: "}, (None, ""), ("q: ", "")),
+        (None, ("q: ", None), ("q: ", "")),
+        (None, (None, None), ("", "")),
+    ],
+)
+def test_a_saved_folder_has_the_prompts_of_the_training(
+    tmp_path: Path, prompts: Any, given: tuple[str | None, str | None], kept: tuple[str, str]
+) -> None:
+    base, saved = tiny_model(tmp_path / "base"), tmp_path / "saved"
+    described = "config_sentence_transformers.json"
+    (base / described).unlink(missing_ok=True)
+    if prompts is not None:
+        (base / described).write_text(
+            json.dumps({"prompts": prompts | {"other": "o: "}, "default_prompt_name": "other"})
+        )
+    trainer.save(trainer.load_model(base, "cpu"), read_folder(base, "tiny", *given), saved)
+    read = read_folder(saved, "tiny")
+    assert (read.query_prompt, read.document_prompt) == kept
+    assert (saved / described).exists() == (kept != ("", "") or prompts is not None)
+    peer = trainer.load_model(saved, "cpu")
+    assert (peer.prompts["query"], peer.prompts["document"]) == kept, "for sentence-transformers too"
 
 
 def test_activations_are_computed_again_instead_of_kept(base: Path) -> None:

@@ -63,6 +63,9 @@ class SearchRequest(Body):
     rerank: bool | None = Field(
         default=None, description="reorder the hits with the configured reranker; null: if there is one"
     )
+    group: bool = Field(
+        default=False, description="show near-identical hits as one, the best, and count the others in similar"
+    )
 
     @model_validator(mode="after")
     def _one_of(self) -> SearchRequest:
@@ -74,7 +77,9 @@ class SearchRequest(Body):
 class SearchResponse(BaseModel):
     hits: list[FoundHit] = Field(
         description="best first; with mmr_lambda in the order chosen. score: in mode vector the cosine, keyword BM25, "
-        "hybrid nearness in meaning and up to 0.5 for its words"
+        "hybrid nearness in meaning and up to 0.5 for its words. relevance: 0 to 1, comparable between answers; below "
+        "0.2 probably irrelevant; null unless a query was given. similar: hits grouped under this one, null without "
+        "group"
     )
     took_ms: dict[str, float] = Field(examples=[{"embed": 3.1, "store": 0.9}])
     notes: list[str] = Field(description="hints, such as a filter on unknown metadata")
@@ -253,7 +258,10 @@ def add_browsing(routes: APIRouter, executors: Executors) -> None:
         name: str,
         sort: Annotated[
             str,
-            Query(description='"key" or a metadata field; with "-" before it in descending order', max_length=130),
+            Query(
+                description='"key" (ids as text) or a metadata field; with "-" before it in descending order',
+                max_length=130,
+            ),
         ] = KEY_ORDER,
         after: Annotated[str | None, Query(description="`next` of the page before", max_length=16_384)] = None,
         limit: Annotated[int, Query(ge=1, le=MOST_ROWS, description="rows on a page")] = 50,

@@ -67,7 +67,8 @@ def measure(  # noqa: PLR0913 - the options of the verb
             report.peers[name] = process.versions | loaded.get("about", {})
         for load, some in texts(scale).items():
             file = place / f"{load}.json"
-            file.write_text(json.dumps(some), encoding="utf-8")
+            # Every peer computes what we do: its texts begin with the prompt, and it adds none of its own.
+            file.write_text(json.dumps([engine.prompts["document"] + text for text in some]), encoding="utf-8")
             tuned = {}
             for name, process in processes.items():
                 say(f"{load}: searching for the best setting of {name}")

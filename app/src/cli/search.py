@@ -43,6 +43,7 @@ def search(  # noqa: PLR0913 - a verb has as many parameters as options
     passages: Annotated[int, typer.Option(min=1, max=20, help="Matching passages to show of each hit.")] = 1,
     explain: Annotated[bool, typer.Option("--explain", help="Explain the hits on stderr, as JSON.")] = False,
     rerank: Annotated[bool | None, typer.Option(help="By the configured reranker; default: if any.")] = None,
+    group: Annotated[bool | None, typer.Option(help="Near-identical hits as one; default: not with --json.")] = None,
     json: JsonFlag = False,
 ) -> None:
     """Search a collection by meaning, words or both. Shows source rows, best first; --like ID finds rows like one."""
@@ -58,7 +59,8 @@ def search(  # noqa: PLR0913 - a verb has as many parameters as options
         if not isinstance(where, dict):
             raise UsageFault('--filter must be a JSON object, for example \'{"MTART": "FERT"}\'')
     with refusals():
-        options = SearchOptions(mode, min_score, mmr, passages=passages, explain=explain, rerank=rerank)
+        grouped = group if group is not None else not json
+        options = SearchOptions(mode, min_score, mmr, None, passages, explain, rerank, grouped)
     with opened() as service, refusals():
         try:
             found = service.search.run(name, asked, k, where, options, principal=OPERATOR)
@@ -76,8 +78,10 @@ def search(  # noqa: PLR0913 - a verb has as many parameters as options
         texts = [output.shorten(hit["text"])]
         if len(found_passages := hit.get("passages") or ()) > 1:  # one line per passage
             texts = [f"{each['score']:.3f} {output.shorten(each['text'])}" for each in found_passages]
+        if others := hit.get("similar"):
+            texts.append(f"{others} more like this: --no-group, or --like ID")
         shown.append(hit | {"text": "\n".join(texts)})
-    columns = ("score", "key", "text", "metadata")
+    columns = ("relevance", "score", "key", "text", "metadata")
     output.data(hits, f"{name}: {text or like}", columns, json=json, rows=shown, whole=False)
 
 

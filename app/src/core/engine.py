@@ -114,8 +114,8 @@ class EmbeddingEngine:
     ) -> None:
         info = backend.info
         self.model, self.dimension = info.name, info.dimension
-        self._prompts: dict[InputType, str] = {"query": info.query_prompt, "document": info.document_prompt}
-        prompts = [prompt for prompt in self._prompts.values() if prompt]
+        self.prompts: dict[InputType, str] = {"query": info.query_prompt, "document": info.document_prompt}
+        prompts = [prompt for prompt in self.prompts.values() if prompt]
         self.max_tokens = info.max_tokens - max(backend.count(prompts), default=0)
         if self.max_tokens < 1:
             raise ModelUnsupported(
@@ -132,7 +132,7 @@ class EmbeddingEngine:
         sums = f"{info.weights_sha256[:16]}.{info.tokenizer_sha256[:8]}"
         self.fingerprint = f"{info.name}@{sums}/{info.pooling}/{self.max_tokens}/unit/{family}"
         if prompts:
-            digest = hashlib.sha256("\0".join(self._prompts.values()).encode("utf-8", "surrogatepass"))
+            digest = hashlib.sha256("\0".join(self.prompts.values()).encode("utf-8", "surrogatepass"))
             self.fingerprint += f"/prompts-{digest.hexdigest()[:16]}"
         self._backend = backend
         self._runner = BatchRunner(backend, limits)
@@ -221,10 +221,10 @@ class EmbeddingEngine:
 
     def _tokenize(self, texts: Sequence[str], input_type: InputType) -> TokenBatch:
         self._runner.check_open()
-        if input_type not in self._prompts:
+        if input_type not in self.prompts:
             raise ValueError(f'input_type must be "query" or "document", not {input_type!r}')
         started = time.perf_counter()
-        prompt = self._prompts[input_type]
+        prompt = self.prompts[input_type]
         tokens = self._backend.tokenize([prompt + text for text in texts] if prompt else texts)
         self._runner.count(tokenize_seconds=time.perf_counter() - started)
         return tokens
@@ -251,7 +251,7 @@ class EmbeddingEngine:
     ) -> NDArray[np.intp]:
         """Return token counts as `count_tokens` does; without a prompt, tokenise only texts again that may have been
         cut. Behind a prompt a text may begin with other tokens than alone."""
-        if self._prompts[input_type]:
+        if self.prompts[input_type]:
             return np.asarray(self._backend.count(texts), dtype=np.intp)
         whole = lengths - self._backend.info.special_tokens
         full = np.flatnonzero(whole >= self.max_tokens).tolist()

@@ -166,7 +166,7 @@ def measure_embedding(
     profile: DeviceProfile, model: str, precisions: Sequence[Precision], share: float = 1.0
 ) -> Iterator[Row | Setting]:
     """Measure texts and tokens per second, including tokenising, for each precision and text length. `tokens` is the
-    length without special tokens, which the rates include. `share`: of TEXTS_TOKENS to embed."""
+    length without special tokens and prompt, which the rates include. `share`: of TEXTS_TOKENS to embed."""
     for precision in precisions:
         set_tf32(profile, False)  # engines expect it off, and switch it on themselves
         try:

@@ -138,7 +138,7 @@ def search(  # noqa: PLR0913 (the tool's arguments)
     """Finds the rows of a collection that fit a question, best first, by meaning and by words. Each hit has the
     row's key in SAP HANA, its text and its metadata. Call list_collections first when you do not know the
     collections. Few or no good hits: say it in other words, in the language of the rows, or drop the filter. Scores
-    only order the hits of one answer; the nearest row is not always a right one."""
+    only order the hits of one answer; relevance is from 0 to 1, and below 0.2 a hit is probably not an answer."""
     most, longest = service.settings.mcp.max_hits, service.settings.api.max_text_chars
     if k > most:
         raise Refused(f"k is {k}; at most {most} rows are given at once: narrow the search instead")
@@ -160,7 +160,7 @@ def search(  # noqa: PLR0913 (the tool's arguments)
         metadata, size, missing = bounded(hit.metadata, share // 2)
         text, short = cut(hit.text, share - size)
         left -= size + len(text)
-        about = {"id": hit.id, "key": visible(hit.key), "score": hit.score}
+        about = {"id": hit.id, "key": visible(hit.key), "score": hit.score, "relevance": hit.relevance}
         shown.append(about | {"text": text, "metadata": metadata, "cut": missing or short})
     return UNTRUSTED | {
         "collection": collection,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from app.src.core.backends import EngineError
 from app.src.service.collections import Collections
-from app.src.service.languages import advice_on_rows
+from app.src.service.languages import KnownLanguages, advice_on_rows
 from app.src.service.wiring import Parts
 from app.src.settings import CollectionSettings, InvalidCollection, Loaded, SettingsError, collection_of
 from app.src.settings.writing import append_block, collection_block
@@ -205,7 +205,8 @@ class Catalog:
     ) -> dict[str, Any]:
         block = proposal.settings() | {"name": name or self._free(proposal.name, taken)}
         reasons, notes = dict(proposal.reasons), list(proposal.notes)
-        advice = advice_on_rows(found.languages, found.sampled, self._parts.settings.embedding.model)
+        known = KnownLanguages.of(self._parts.settings.embedding.model)
+        advice = advice_on_rows(found.languages, found.sampled, known)
         if advice is not None:
             if advice.model is None:
                 notes.insert(0, f"{advice.reason}. No packaged model knows all of them (docs/search.md).")

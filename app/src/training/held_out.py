@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from app.src.core.backends import InputType
 from app.src.evaluation.measures import figures, mean, ranks_by_score
 from app.src.training.pairs import Pair
 from connector.errors import ConfigurationError
@@ -20,8 +21,8 @@ K = 10
 MOST_TEXTS = 20_000  # texts to search: those of held-out pairs first, then those of training pairs
 _BLOCK = 256
 
-# Texts -> unit vectors, in order.
-Embed = Callable[[Sequence[str]], NDArray[np.float32]]
+# Texts, queries or documents -> unit vectors, in order.
+Embed = Callable[[Sequence[str], InputType], NDArray[np.float32]]
 
 
 def split(pairs: Sequence[Pair], seed: int) -> tuple[list[Pair], list[Pair]]:
@@ -74,7 +75,7 @@ def measured(held_out: Sequence[Pair], others: Sequence[Pair], embed: Embed) -> 
     relevant: dict[str, list[int]] = {}
     for pair in held_out:
         relevant.setdefault(pair.query, []).append(places[pair.text])
-    queries, texts = embed(list(relevant)), embed(list(places))
+    queries, texts = embed(list(relevant), "query"), embed(list(places), "document")
     each = []
     for start in range(0, len(queries), _BLOCK):
         scores = queries[start : start + _BLOCK] @ texts.T

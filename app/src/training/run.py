@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from app.src.core.backends import InputType
 from app.src.core.backends.folder import Folder, check_files, display_name, find_folder, read_folder, sha256_of
 from app.src.core.device import DeviceProfile, detect
 from app.src.core.finetune.recipe import TrainingJob, TrainingObserver, precision_of
@@ -93,7 +94,7 @@ class Finetuning:
         if model.name.startswith("hash:"):
             raise ConfigurationError(f'"{model.name}" is the test embedder and cannot be trained: set another model')
         path = find_folder(model.name, model.revision, self.cache)
-        base = read_folder(path, display_name(model.name, path))
+        base = read_folder(path, display_name(model.name, path), model.query_prompt, model.document_prompt)
         if base.universal:
             raise ConfigurationError(
                 f'"{model.name}" is a Universal Sentence Encoder, which sentence-transformers cannot train: '
@@ -159,12 +160,13 @@ class Finetuning:
         def figures(source: ModelSource) -> dict[str, Any]:
             """Measure with the serving engine; close it afterwards, because training needs the memory."""
 
-            def embed(texts: Sequence[str]) -> NDArray[np.float32]:
+            def embed(texts: Sequence[str], input_type: InputType) -> NDArray[np.float32]:
                 blocks = []
                 for start in range(0, len(texts), _EMBEDDED_AT_ONCE):
                     if self.observer.stop():
                         raise _Stopped
-                    blocks.append(engine.embed(list(texts[start : start + _EMBEDDED_AT_ONCE])))
+                    some = list(texts[start : start + _EMBEDDED_AT_ONCE])
+                    blocks.append(engine.embed(some, input_type=input_type))
                 return np.concatenate(blocks)
 
             with self.load(source) as engine:
@@ -181,7 +183,7 @@ class Finetuning:
             options = {"chosen": dict(chosen), "pairs": pairs.digest, "before": before}
             target.with_suffix(".new").write_text(json.dumps(options, indent=2), encoding="utf-8")
             target.with_suffix(".new").replace(target)
-        texts = [(pair.query, pair.text) for pair in training]
+        texts = [(folder.query_prompt + pair.query, folder.document_prompt + pair.text) for pair in training]
         job = TrainingJob(folder.path, self.folder / "checkpoints", texts, profile, **recipe)
         precision = precision_of(profile)
         self.observer.say(f"training on {profile.name} in {precision}: {len(texts)} pairs, {job.steps} steps")

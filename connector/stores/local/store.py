@@ -370,9 +370,11 @@ class LocalView:
     def places(self, count: int, order: Order, after: Place | None = None, where: Filter | None = None) -> list[Place]:
         with self._read(where) as (db, found, condition), answering(db, condition, where):
             (within, parameters), rest = only(condition), filters.behind(order, after)
+            # With a limit SQLite computes each value once; without one it can follow the index of ids.
+            once = "" if order.field is None else " LIMIT -1"
             sql = (
                 f'SELECT "ROW_ID", "PLACE" FROM (SELECT document AS "ROW_ID", {filters.sqlite_place(order)} AS "PLACE" '
-                f"FROM records WHERE collection = ? AND number = 0 AND {within}) WHERE {rest.sql or '1'} "
+                f"FROM records WHERE collection = ? AND number = 0 AND {within}{once}) WHERE {rest.sql or '1'} "
                 f"ORDER BY {rest.projection} LIMIT ?"
             )
             rows = db.execute(sql, (found.id, *parameters, *rest.parameters, count))

@@ -9,12 +9,15 @@ let askForKey = async () => null;
 let asking = null;
 let declined = false;
 
-/** An error. `status` 0: no response. `code`: OWL-... `scope`: the missing scope, if the service named it. */
+/**
+ * An error. `status` 0: no response. `code`: OWL-... `scope`: the missing scope, if the service named it. `errors`: [{where,
+ * what}] of a body. `toml`: a block for the settings file that the service could not write.
+ */
 export class Problem extends Error {
-  constructor(status, title, detail, { requestId = null, scope = null, retryAfter = null, code = null } = {}) {
+  constructor(status, title, detail, { requestId = null, scope = null, retryAfter = null, code = null, errors = [], toml = null } = {}) {
     super(detail || title);
     this.name = "Problem";
-    Object.assign(this, { status, title, detail, requestId, scope, retryAfter, code });
+    Object.assign(this, { status, title, detail, requestId, scope, retryAfter, code, errors, toml });
   }
 }
 
@@ -56,6 +59,22 @@ export async function post(path, content, { signal } = {}) {
     init.headers = { "Content-Type": "application/json" };
   }
   return body(await send(path, init));
+}
+
+/** Saves the answer of a GET as a file, with a byte order mark, by which spreadsheets know UTF-8. Raises Problem. */
+export async function download(path, accept, filename) {
+  const answer = await send(path, { headers: { Accept: accept } });
+  let content;
+  try {
+    content = await answer.blob();
+  } catch {
+    throw new Problem(0, "Connection lost", "The download ended early. Nothing was saved.");
+  }
+  const link = document.createElement("a");
+  link.href = URL.createObjectURL(new Blob(["\ufeff", content], { type: accept }));
+  link.download = filename;
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 60_000);
 }
 
 /**
@@ -141,6 +160,8 @@ async function problemOf(answer) {
     retryAfter: answer.headers.get("Retry-After"),
     scope,
     code: told.code ?? null,
+    errors: told.errors ?? [],
+    toml: told.toml ?? null,
   });
 }
 

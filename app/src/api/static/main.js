@@ -7,7 +7,7 @@ import { listen, shortcut, table } from "./keys.js";
 import { failure, loading } from "./parts.js";
 
 /**
- * The views, by the first part of the address (#/NAME/...). `page`: its name in the menu. A view is a module with `title` (a
+ * The views, by the first part of the address (#/NAME/...). `page`: its name in the menu; `under`: the page to mark instead. A view is a module with `title` (a
  * string, or a function of the parameters) and `async show(root, context)`. context: `parameters` {path: [the rest of the
  * address, decoded], query: URLSearchParams}, `go(hash, {replace})`, `announce(text)` for screen readers, `cards(found)` to
  * show or hide the menu's GPU entry, `signal`, which is aborted when the user leaves the view. show may return a function
@@ -20,6 +20,7 @@ const VIEWS = {
   map: { page: "Map", load: () => import("./views/map.js") },
   tables: { page: "Tables", load: () => import("./views/tables.js") },
   gpu: { page: "GPU", load: () => import("./views/gpu.js") },
+  rows: { under: "collections", load: () => import("./views/rows.js") },
 };
 const FIRST = "#/search";
 const THEMES = ["auto", "light", "dark"];
@@ -137,13 +138,13 @@ function missing() {
 
 function mark(name) {
   for (const link of document.querySelectorAll("#pages a")) {
-    if (link.dataset.view === name) link.setAttribute("aria-current", "page");
+    if (link.dataset.view === (VIEWS[name]?.under ?? name)) link.setAttribute("aria-current", "page");
     else link.removeAttribute("aria-current");
   }
 }
 
 function pages() {
-  const items = Object.entries(VIEWS).filter(([name]) => name !== "gpu" || cards);
+  const items = Object.entries(VIEWS).filter(([name, view]) => view.page && (name !== "gpu" || cards));
   fill(
     document.getElementById("pages"),
     items.map(([name, view]) => h("li", null, h("a", { href: `#/${name}`, dataset: { view: name } }, view.page))),

@@ -7,14 +7,14 @@ import { ago } from "./parts.js";
 
 /**
  * A table. `columns`: `[{name, kind}]`, where kind `number` aligns to the right, `short` is never broken, `wide` gets more
- * room, and `actions` has a heading for screen readers only. `rows`: nodes or texts by column. The first column names its row.
+ * room, and `actions` has a heading for screen readers only; `head`: a node in place of the name, `sort`: its aria-sort. `rows`: nodes or texts by column. The first column names its row.
  */
 export function table({ caption, columns, rows }) {
   const head = columns.map((column) =>
     h(
       "th",
-      { scope: "col", role: "columnheader", class: column.kind },
-      column.kind === "actions" ? h("span", { class: "visually-hidden" }, column.name) : column.name,
+      { scope: "col", role: "columnheader", class: column.kind, "aria-sort": column.sort },
+      column.kind === "actions" ? h("span", { class: "visually-hidden" }, column.name) : (column.head ?? column.name),
     ),
   );
   // The roles are those that the elements have: narrow screens show them as blocks, which would take them away.

@@ -1,5 +1,6 @@
 """Workers that embed texts, one per engine: load a model, find its best setting, embed. Run in the peer's environment
-as `embedding.py NAME`. A custom worker calls `serve` with its own load function.
+as `embedding.py NAME`. Texts begin with the model's prompt; workers add none. A custom worker calls `serve` with its
+own load function.
 """
 
 from __future__ import annotations
@@ -88,7 +89,7 @@ def sentence_transformers(model: str, device: str, threads: int, cache: Path) ->
         loaded = loaded.half()
 
     def encode(texts: list[str], size: int) -> Any:
-        return loaded.encode(texts, batch_size=size, normalize_embeddings=True, show_progress_bar=False)
+        return loaded.encode(texts, prompt="", batch_size=size, normalize_embeddings=True, show_progress_bar=False)
 
     sizes = (64, 128, 256, 512, 1024) if on_gpu else BATCH_SIZES
     return encode, sizes, {"precision": "fp16" if on_gpu else "fp32"}
@@ -241,7 +242,9 @@ def openvino(model: str, device: str, threads: int, cache: Path) -> tuple[Encode
 
         def run(batch: list[int]) -> Any:
             some = [texts[position] for position in batch]
-            return loaded.encode(some, batch_size=len(some), normalize_embeddings=True, show_progress_bar=False)
+            return loaded.encode(
+                some, prompt="", batch_size=len(some), normalize_embeddings=True, show_progress_bar=False
+            )
 
         return in_batches([len(ids) for ids in tokens], budget, run)
 

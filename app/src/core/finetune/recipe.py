@@ -39,8 +39,8 @@ class TrainingObserver:
 
 @dataclass(frozen=True, slots=True)
 class TrainingJob:
-    """`base`: a sentence-transformers folder; `checkpoints`: the folder of checkpoints; `pairs`: query and text;
-    `batch_size`: pairs per step; each pair uses the others' texts as negatives."""
+    """`base`: a sentence-transformers folder; `checkpoints`: the folder of checkpoints; `pairs`: query and text,
+    with the model's prompts; `batch_size`: pairs per step; each pair uses the others' texts as negatives."""
 
     base: Path
     checkpoints: Path

@@ -45,7 +45,7 @@ class Page {
       root,
       h("p", { class: "small" }, h("a", { href: "#/collections" }, "All collections")),
       h("h1", null, name),
-      h("p", null, h("a", { href: `#/search/${encoded}` }, "Search"), " · ", h("a", { href: `#/map/${encoded}` }, "Map")),
+      h("p", null, h("a", { href: `#/search/${encoded}` }, "Search"), " · ", h("a", { href: `#/rows/${encoded}` }, "Rows"), " · ", h("a", { href: `#/map/${encoded}` }, "Map")),
       this.trouble,
       this.figures,
       this.rights,

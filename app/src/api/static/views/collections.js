@@ -97,7 +97,7 @@ class Overview {
     const focused = document.activeElement?.dataset?.key;
     const rows = collections.map((each) => this.#row(each, running));
     if (collections.length === 0) {
-      fill(this.list, note("info", "No collection is configured. ", h("a", { href: "#/tables" }, "Choose a table"), " and paste its proposal into owl-sap.toml."));
+      fill(this.list, note("info", "No collection is configured. ", h("a", { href: "#/tables" }, "Create one from a table"), "."));
     } else {
       fill(this.list, table({ caption: "Collections", columns: COLUMNS, rows }));
     }

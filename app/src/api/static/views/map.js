@@ -4,6 +4,7 @@
 import { get } from "../api.js";
 import { fill, h, plain, svg } from "../dom.js";
 import { many, percent } from "../figures.js";
+import { labelsOf } from "../labels.js";
 import { failure, loading, note, number } from "../parts.js";
 import { SHAPES, Scatter, outline } from "../scatter.js";
 import { groupsOf } from "./map/groups.js";
@@ -26,8 +27,8 @@ export async function show(root, context) {
     return;
   }
   const place = `/v1/collections/${encodeURIComponent(name)}`;
-  const { fields } = await get(`${place}/fields`, context);
-  const wanted = { name, color: query.get("color") ?? usualColour(fields), limit: Number(query.get("limit")) || USUAL };
+  const [{ fields }, labels] = await Promise.all([get(`${place}/fields`, context), labelsOf(name)]);
+  const wanted = { name, labels, color: query.get("color") ?? usualColour(fields), limit: Number(query.get("limit")) || USUAL };
   const result = h("div");
   fill(root, h("h1", null, `Map of ${name}`), form(wanted, collections, fields, context.go), result);
   await draw(result, wanted, context);
@@ -43,7 +44,7 @@ function form(wanted, collections, fields, go) {
   const names = collections.includes(wanted.name) ? collections : [wanted.name, ...collections];
   const options = (values, now, text = (value) => value) => values.map((value) => h("option", { value, selected: value === now }, text(value)));
   const collection = h("select", { id: "map-collection" }, options(names, wanted.name));
-  const colour = h("select", { id: "map-color" }, h("option", { value: "" }, "nothing"), options(fields.map((field) => field.name), wanted.color));
+  const colour = h("select", { id: "map-color" }, h("option", { value: "" }, "nothing"), options(fields.map((field) => field.name), wanted.color, (field) => wanted.labels.label(field)));
   const limit = h("select", { id: "map-limit" }, options([...new Set([...LIMITS, wanted.limit])].sort((one, other) => one - other), wanted.limit, number));
   const changed = () => {
     const same = collection.value === wanted.name;
@@ -127,7 +128,8 @@ class Drawing {
   }
 
   #told(point) {
-    const colour = this.wanted.color ? `${this.wanted.color}: ${point.color ?? "–"}` : null;
+    const { color, labels } = this.wanted;
+    const colour = color ? `${labels.label(color)}: ${labels.text(color, point.color)}` : null;
     return plain([point.title, colour].filter(Boolean).join(" · "));
   }
 
@@ -145,7 +147,7 @@ class Drawing {
         { viewBox: "0 0 16 16", width: 16, height: 16, "aria-hidden": "true", focusable: "false" },
         svg("path", { d: outline(shape, 8, 8, 5), class: `sign series-${(place % SHAPES.length) + 1} ${shape}` }),
       );
-      const button = h("button", { type: "button", "aria-pressed": "true" }, sign, plain(group.name), h("span", { class: "muted" }, number(group.places.length)));
+      const button = h("button", { type: "button", "aria-pressed": "true" }, sign, this.wanted.labels.text(this.wanted.color, group.name), h("span", { class: "muted" }, number(group.places.length)));
       button.addEventListener("click", () => {
         group.shown = !group.shown;
         button.setAttribute("aria-pressed", String(group.shown));
@@ -153,7 +155,7 @@ class Drawing {
       });
       return h("li", null, button);
     });
-    return h("div", { class: "legend-place" }, h("h2", { class: "small", id: "legend-title" }, this.wanted.color), h("ul", { class: "legend", "aria-labelledby": "legend-title" }, entries));
+    return h("div", { class: "legend-place" }, h("h2", { class: "small", id: "legend-title" }, this.wanted.labels.named(this.wanted.color)), h("ul", { class: "legend", "aria-labelledby": "legend-title" }, entries));
   }
 
   #list() {

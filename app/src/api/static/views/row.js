@@ -3,7 +3,8 @@
 import { post } from "../api.js";
 import { openDialog } from "../dialogs.js";
 import { fill, h, plain } from "../dom.js";
-import { fieldText, keyText } from "../figures.js";
+import { keyText } from "../figures.js";
+import { labelsOf } from "../labels.js";
 import { failure, loading } from "../parts.js";
 
 const GONE = "This row no longer exists, or your key may not see it.";
@@ -31,8 +32,8 @@ export function openRow(collection, id) {
   const read = async () => {
     fill(body, loading("Reading the row …"));
     try {
-      const row = await rowOf(collection, id, asked.signal);
-      fill(body, row === null ? h("p", null, GONE) : shown(collection, row));
+      const [row, labels] = await Promise.all([rowOf(collection, id, asked.signal), labelsOf(collection)]);
+      fill(body, row === null ? h("p", null, GONE) : shown(collection, row, labels));
     } catch (error) {
       if (!asked.signal.aborted) fill(body, failure(error, read));
     }
@@ -42,16 +43,16 @@ export function openRow(collection, id) {
   return closed.finally(() => asked.abort());
 }
 
-function shown(collection, row) {
+function shown(collection, row, labels) {
   const like = `#/search/${encodeURIComponent(collection)}?${new URLSearchParams({ like: row.id })}`;
   return [
     h("div", { class: "buttons" }, h("a", { class: "button", href: like }, "More like this"), copyButton(row.id)),
     h("h3", null, "Key"),
-    Object.keys(row.key).length > 0 ? facts("Key of the row", row.key) : h("p", { class: "muted" }, "A foreign record: it has an id, but no source key."),
+    Object.keys(row.key).length > 0 ? facts("Key of the row", row.key, labels) : h("p", { class: "muted" }, "A foreign record: it has an id, but no source key."),
     h("h3", null, row.chunks.length > 1 ? `Text, in ${row.chunks.length} passages` : "Text"),
     texts(row),
     h("h3", null, "Metadata"),
-    Object.keys(row.metadata).length > 0 ? facts("Metadata of the row", row.metadata) : h("p", { class: "muted" }, "None."),
+    Object.keys(row.metadata).length > 0 ? facts("Metadata of the row", row.metadata, labels) : h("p", { class: "muted" }, "None."),
     h("p", { class: "small muted" }, "Id ", h("code", null, row.id)),
   ];
 }
@@ -65,7 +66,7 @@ function texts(row) {
   );
 }
 
-function facts(caption, values) {
+function facts(caption, values, labels) {
   return h(
     "div",
     { class: "scroll" },
@@ -73,7 +74,7 @@ function facts(caption, values) {
       "table",
       { class: "plain" },
       h("caption", { class: "visually-hidden" }, caption),
-      h("tbody", null, Object.entries(values).map(([name, value]) => h("tr", null, h("th", { scope: "row" }, name), h("td", null, h("bdi", null, fieldText(value)))))),
+      h("tbody", null, labels.entries(values).map(([name, value]) => h("tr", null, h("th", { scope: "row" }, labels.named(name)), h("td", null, h("bdi", null, labels.value(name, value)))))),
     ),
   );
 }

@@ -4,6 +4,7 @@ import { get, post } from "../api.js";
 import { fill, h } from "../dom.js";
 import { many } from "../figures.js";
 import { shortcut } from "../keys.js";
+import { labelsOf } from "../labels.js";
 import { ago, failure, loading, note, number } from "../parts.js";
 import { isEmpty, writtenByClients } from "./collection/freshness.js";
 import { nameOfRow } from "./row.js";
@@ -22,7 +23,7 @@ export function title({ path, query }) {
 export async function show(root, { parameters, go, announce, signal }) {
   const collections = await get("/v1/collections", { signal });
   if (collections.length === 0) {
-    fill(root, h("h1", null, "Search"), h("p", { class: "card empty" }, "No collection is configured. ", h("code", null, "owl-sap init"), " proposes one."));
+    fill(root, h("h1", null, "Search"), h("p", { class: "card empty" }, "No collection is configured. ", h("a", { href: "#/tables" }, "Create one from a table"), "."));
     return undefined;
   }
   const page = new Page(root, collections, { go, announce });
@@ -82,12 +83,14 @@ class Page {
     else fill(this.about, `${many(found.rows, "row")}, synced `, ago(found.last_sync));
   }
 
-  showChips() {
-    const { filters, like } = this.state;
+  async showChips() {
+    const { collection, filters, like } = this.state;
+    const labels = await labelsOf(collection);
+    if (filters !== this.state.filters || like !== this.state.like) return;
     const change = (next) => this.to({ filters: next });
     const alike = h("button", { type: "button", class: "chip", onclick: () => this.to({ like: null }) }, "Rows like ", this.nameOf(like), h("span", { "aria-hidden": "true" }, "✕"));
     const here = this.chips.contains(document.activeElement);
-    fill(this.chips, like !== null && alike, chips(filters, change));
+    fill(this.chips, like !== null && alike, chips(filters, labels, change));
     if (here) (this.chips.querySelector("button") ?? this.sidebar.querySelector("summary")).focus();
     const shown = Object.keys(filters).length;
     fill(this.sidebar.querySelector("summary"), shown > 0 ? `Filters (${shown})` : "Filters");
@@ -121,14 +124,14 @@ class Page {
       this.known.set(collection, get(path));
     }
     try {
-      const { fields, sampled, rows } = await this.known.get(collection);
+      const [{ fields, sampled, rows }, labels] = await Promise.all([this.known.get(collection), labelsOf(collection)]);
       if (collection !== this.state.collection) return;
       const key = JSON.stringify([collection, this.state.filters]);
       if (key === this.paneled) return;
       this.paneled = key;
       fill(
         this.filters,
-        filterPanel(fields, this.state.filters, (filters) => {
+        filterPanel(fields, this.state.filters, labels, (filters) => {
           this.paneled = JSON.stringify([collection, filters]);
           this.to({ filters });
         }),
@@ -156,8 +159,8 @@ class Page {
     this.results.setAttribute("aria-busy", "true");
     if (this.results.querySelector(".hits") === null) fill(this.results, loading("Searching …"));
     try {
-      const found = await post(`/v1/collections/${encodeURIComponent(state.collection)}/search`, body, { signal });
-      fill(this.results, results(found, state, (id) => this.to({ like: id, q: "" })));
+      const [found, labels] = await Promise.all([post(`/v1/collections/${encodeURIComponent(state.collection)}/search`, body, { signal }), labelsOf(state.collection)]);
+      fill(this.results, results(found, state, labels, (id) => this.to({ like: id, q: "" })));
       this.announce(`${counted(found.hits.length)} found`);
     } catch (error) {
       if (signal.aborted) return;

@@ -1,16 +1,16 @@
 // The filters beside the hits, made from the fields of the collection.
 
-import { fill, h, hidden, plain } from "../../dom.js";
+import { fill, h, hidden } from "../../dom.js";
 import { number } from "../../parts.js";
 import { isDay } from "./state.js";
 
 const FEW = 8;
 
 /**
- * A panel over `fields` (as GET .../fields has them) with what is chosen of them. `onChange(filters)` with every choice; it
+ * A panel over `fields` (as GET .../fields has them, called as `labels` says) with what is chosen of them. `onChange(filters)` with every choice; it
  * shows its own changes itself, so that whoever types in it keeps the focus and the text.
  */
-export function filterPanel(fields, filters, onChange) {
+export function filterPanel(fields, filters, labels, onChange) {
   const usable = fields.filter((field) => !field.name.startsWith("$") && (field.values.length > 0 || field.min !== null));
   if (usable.length === 0) return h("p", { class: "muted small" }, "This collection has no fields to filter by.");
   let current = filters;
@@ -21,12 +21,12 @@ export function filterPanel(fields, filters, onChange) {
       onChange(current);
     };
     const chosen = () => current[field.name] ?? {};
-    return h("fieldset", { class: "filter" }, h("legend", null, field.name), ranged(field) ? range(field, chosen(), set) : values(field, chosen, set));
+    return h("fieldset", { class: "filter" }, h("legend", null, labels.named(field.name)), ranged(field) ? range(field, labels, chosen(), set) : values(field, labels, chosen, set));
   });
 }
 
 /** What is chosen, as buttons that take it away. */
-export function chips(filters, onChange) {
+export function chips(filters, labels, onChange) {
   return Object.entries(filters).flatMap(([name, choice]) => {
     const without = (left) => {
       const next = { ...filters };
@@ -34,10 +34,10 @@ export function chips(filters, onChange) {
       else next[name] = left;
       onChange(next);
     };
-    if (choice.in === undefined) return [chip(name, rangeText(choice), () => without(null))];
+    if (choice.in === undefined) return [chip(labels.named(name), rangeText(choice), () => without(null))];
     return choice.in.map((value) => {
       const left = choice.in.filter((each) => each !== value);
-      return chip(name, shown(value), () => without(left.length > 0 ? { in: left } : null));
+      return chip(labels.named(name), shown(labels, name, value), () => without(left.length > 0 ? { in: left } : null));
     });
   });
 }
@@ -61,7 +61,7 @@ function ranged(field) {
   return field.min !== null && field.min !== undefined && (field.type === "number" || isDay(String(field.min).slice(0, 10)));
 }
 
-function range(field, { from = null, to = null }, set) {
+function range(field, labels, { from = null, to = null }, set) {
   const isNumber = field.type === "number";
   const bound = (end, value) => {
     const limit = isNumber ? String(field[end]) : String(field[end]).slice(0, 10);
@@ -69,7 +69,7 @@ function range(field, { from = null, to = null }, set) {
       type: isNumber ? "number" : "date",
       step: isNumber ? "any" : null,
       placeholder: isNumber ? limit : null,
-      "aria-label": `${field.name} ${end === "min" ? "from" : "to"}`,
+      "aria-label": `${labels.label(field.name)} ${end === "min" ? "from" : "to"}`,
       value: value ?? "",
       onchange: () => set(chosenRange()),
     });
@@ -91,7 +91,7 @@ function range(field, { from = null, to = null }, set) {
   ];
 }
 
-function values(field, choice, set) {
+function values(field, labels, choice, set) {
   const ticks = () => choice().in ?? [];
   const chosen = ticks();
   const listed = field.values.map(({ value, count }) => ({ value: field.type === "mixed" ? String(value) : value, count }));
@@ -106,7 +106,7 @@ function values(field, choice, set) {
       "label",
       { class: "check" },
       h("input", { type: "checkbox", checked: ticks().includes(value), onchange: (event) => toggle(value, event.target.checked) }),
-      h("bdi", { class: "value" }, shown(value)),
+      h("bdi", { class: "value" }, shown(labels, field.name, value)),
       count !== null && h("span", { class: "count muted" }, hidden(", rows: "), number(count)),
     );
   const ticked = all.filter(({ value }) => chosen.includes(value));
@@ -114,20 +114,19 @@ function values(field, choice, set) {
   const few = [...all.slice(0, FEW), ...ticked.filter((each) => all.indexOf(each) >= FEW)];
   const more = h("button", { type: "button", class: "link small", onclick: () => (fill(list, all.map(box)), more.remove()) }, field.more ? `Show the ${all.length} most frequent` : `Show all ${all.length} values`);
   fill(list, few.map(box));
-  return [list, few.length < all.length && more, field.more && other(field, (value) => (toggle(value, true), list.append(box({ value, count: null }))))];
+  return [list, few.length < all.length && more, field.more && other(labels.label(field.name), (value) => (toggle(value, true), list.append(box({ value, count: null }))))];
 }
 
 /** For a value that is too rare to be listed. */
-function other(field, add) {
-  const input = h("input", { type: "text", "aria-label": `${field.name}, other value`, placeholder: "other value" });
+function other(label, add) {
+  const input = h("input", { type: "text", "aria-label": `${label}, other value`, placeholder: "other value" });
   const submit = (event) => {
     event.preventDefault();
     if (input.value !== "") add(input.value);
   };
-  return h("form", { class: "other", onsubmit: submit }, input, h("button", { type: "submit", "aria-label": `Add this value of ${field.name}` }, "+"));
+  return h("form", { class: "other", onsubmit: submit }, input, h("button", { type: "submit", "aria-label": `Add this value of ${label}` }, "+"));
 }
 
-function shown(value) {
-  if (typeof value === "boolean") return value ? "yes" : "no";
-  return value === "" ? "(blank)" : plain(String(value));
+function shown(labels, name, value) {
+  return value === "" ? "(blank)" : labels.text(name, value);
 }

@@ -1,7 +1,6 @@
 // The hits of a search: score, text with the words marked, fields and actions.
 
 import { fill, h, hidden, plain } from "../../dom.js";
-import { fieldText } from "../../figures.js";
 import { ago, note, number } from "../../parts.js";
 import { openRow } from "../row.js";
 import { explained, milliseconds } from "./explain.js";
@@ -16,8 +15,8 @@ const SCORES = {
   hybrid: "Similarity in meaning (-1 to 1) plus up to 0.5 for matching words. Compare scores within one search only.",
 };
 
-/** `found`: the answer of the service. `more(id)` shows rows like that one. */
-export function results(found, state, more) {
+/** `found`: the answer of the service, whose fields are called as `labels` says. `more(id)` shows rows like that one. */
+export function results(found, state, labels, more) {
   const mode = state.like === null ? state.mode : "vector";
   const words = state.like === null ? wordsOf(state.q) : [];
   // BM25 has no upper bound, so a bar could only compare a hit with the best one, however bad that is.
@@ -28,7 +27,7 @@ export function results(found, state, more) {
     mode === "hybrid" && state.min !== null && note("info", "In this mode the minimum score applies to the cosine similarity, not to the score shown."),
     h("p", { class: "summary" }, counted(found.hits.length), h("span", { class: "muted" }, ` in ${milliseconds(total(found.took_ms))}`)),
     found.hits.length === 0 && nothing(state),
-    h("ol", { class: "hits" }, found.hits.map((hit) => h("li", null, card(hit, state, { words, share, mode, more })))),
+    h("ol", { class: "hits" }, found.hits.map((hit) => h("li", null, card(hit, state, { words, share, mode, labels, more })))),
     state.explain && explained(found, { mode, words, about: SCORES[mode], score }),
   ];
 }
@@ -37,7 +36,7 @@ export function counted(hits) {
   return hits === 1 ? "1 row" : `${hits} rows`;
 }
 
-function card(hit, state, { words, share, mode, more }) {
+function card(hit, state, { words, share, mode, labels, more }) {
   const id = `hit-${(made += 1)}`; // not randomUUID: over http from another machine there is none
   return h(
     "article",
@@ -45,7 +44,7 @@ function card(hit, state, { words, share, mode, more }) {
     h(
       "div",
       { class: "hit-head" },
-      h("h2", { id }, h("button", { type: "button", class: "link", onclick: () => openRow(state.collection, hit.id) }, keyOf(hit))),
+      h("h2", { id }, h("button", { type: "button", class: "link", onclick: () => openRow(state.collection, hit.id) }, keyOf(hit, labels))),
       h(
         "span",
         { class: "score", title: SCORES[mode] },
@@ -58,7 +57,7 @@ function card(hit, state, { words, share, mode, more }) {
     h(
       "div",
       { class: "hit-foot" },
-      fields(hit.metadata),
+      fields(hit.metadata, labels),
       h(
         "div",
         { class: "hit-tools" },
@@ -74,13 +73,13 @@ function bar(share) {
   return h("span", { class: "score-bar", "aria-hidden": "true" }, h("span", { style: { width: `${Math.round(share * 100)}%` } }));
 }
 
-/** Names and values of the key; foreign records have an id only. */
-export function keyOf({ id, key }) {
+/** Names (unless not `named`) and values of the key; foreign records have an id only. */
+export function keyOf({ id, key }, labels, { named = true } = {}) {
   const parts = Object.entries(key);
   if (parts.length === 0) return h("bdi", null, id);
   return parts.map(([name, value], place) => [
     place > 0 && " · ",
-    h("span", { class: "key-name" }, name, " "),
+    named && h("span", { class: "key-name" }, labels.named(name), " "),
     h("bdi", { class: "key-value" }, plain(String(value))),
   ]);
 }
@@ -111,13 +110,13 @@ function whole(text, at) {
   return /[\udc00-\udfff]/.test(text.charAt(at)) ? at + 1 : at;
 }
 
-function fields(metadata) {
-  const entries = Object.entries(metadata).filter(([, value]) => value !== null);
+function fields(metadata, labels) {
+  const entries = labels.entries(metadata).filter(([, value]) => value !== null);
   if (entries.length === 0) return null;
   return h(
     "dl",
     { class: "fields" },
-    entries.map(([name, value]) => h("div", null, h("dt", null, name), h("dd", null, h("bdi", null, fieldText(value))))),
+    entries.map(([name, value]) => h("div", null, h("dt", null, labels.named(name)), h("dd", null, h("bdi", null, labels.value(name, value))))),
   );
 }
 

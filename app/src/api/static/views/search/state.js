@@ -20,7 +20,7 @@ export function read({ path, query }) {
     like: query.get("like"),
     passages: query.get("passages") === "1",
     explain: query.get("explain") === "1",
-    filters: chosen(query.get("filters")),
+    filters: filtersIn(query.get("filters")),
   };
 }
 
@@ -82,7 +82,7 @@ function between(text, least, most) {
 }
 
 /** Out of an address that anybody may have written: what is not of the right shape is dropped. */
-function chosen(text) {
+export function filtersIn(text) {
   let told;
   try {
     told = JSON.parse(text ?? "{}");

@@ -1,0 +1,191 @@
+"""The relevance of hits, from 0 to 1: a score compared with the best scores that unrelated queries reach in the same
+collection."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from app.src.service.collections import VisibleView
+from app.src.service.wiring import EngineEmbedder
+from connector.cancellation import Cancellation, cancelled_by
+from connector.stores.ranking import Backdrop, closeness, units, without_hubs
+from connector.stores.scan import single_threaded
+
+FLOOR = 0.2  # a hit below it is probably irrelevant
+SAMPLED = 2_000  # rows whose vectors calibrate a collection
+# Cached calibrations, by collection and row filter. One costs several searches; a few new rows hardly change it.
+CALIBRATIONS, CALIBRATION_SECONDS = 256, 60.0
+NO_BACKDROP_SECONDS = 5.0  # how long "too few rows" is cached: a sync may be adding more
+# Relevance of a score equal to the median and to this quantile of the unrelated queries' best scores.
+_USUAL, _QUANTILE = 0.05, 0.95
+_NARROWEST = 0.02  # distance of the two, in cosines, where unrelated queries score alike
+_WORDS_POWER = 1.75  # half of the words give 0.3, a third 0.15
+
+UNRELATED = """
+how many moons does Jupiter have
+who wrote Hamlet
+songs for a birthday party
+the queen of England
+when did the dinosaurs die out
+my favourite football team
+how to play chess
+what do dreams about flying mean
+a poem about autumn
+who won the presidential election
+teach a dog to give a paw
+flights to Thailand
+how to tie a necktie
+learn to play the violin
+history of the Roman Empire
+is it going to rain tomorrow
+chocolate cake with cherries
+how much does a house in London cost
+headache and fever since yesterday
+population of Canada
+interest rate for a mortgage
+a good film for the whole family
+how to lose weight quickly
+translate good night into Spanish
+the teacher praised her pupils
+my grandmother's birthday
+the lawyer lost the case in court
+names for a baby girl
+wie viele Monde hat der Jupiter
+wer hat den Faust geschrieben
+Lieder zum Geburtstag
+die Königin von England
+wann starben die Dinosaurier aus
+mein Lieblingsverein im Fußball
+wie spielt man Schach
+was bedeuten Träume vom Fliegen
+ein Gedicht über den Herbst
+wer hat die Wahl gewonnen
+dem Hund Pfötchen geben beibringen
+Flüge nach Thailand
+eine Krawatte binden
+Geige lernen
+Geschichte des Römischen Reiches
+regnet es morgen
+Schokoladenkuchen mit Kirschen
+was kostet ein Haus in London
+Kopfschmerzen und Fieber seit gestern
+Einwohner von Kanada
+Zinsen für einen Kredit
+ein guter Film für die ganze Familie
+schnell abnehmen
+gute Nacht auf Spanisch
+die Lehrerin lobte ihre Schüler
+Geburtstag meiner Oma
+der Anwalt hat vor Gericht verloren
+Vornamen für Mädchen
+asdf qwer zxcv
+blarg fnord wibble
+hjkl uiop
+lorem ipsum dolor sit amet
+"""  # In English and German. A collection may well hold an answer to a few of them.
+
+
+def by_words(share: float) -> float:
+    """Return the relevance of a hit that has this share of the query's words, where there is no vector."""
+    return float(share**_WORDS_POWER)
+
+
+def _logit(share: float) -> float:
+    return math.log(share / (1 - share))
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """`usual` and `floor`: the median and a high quantile of the best scores of unrelated queries."""
+
+    usual: float
+    floor: float
+
+    @classmethod
+    def of(cls, scores: NDArray[np.float64], rows: int) -> Scale:
+        """Return the scale of the scores (n, m) of m unrelated queries with a sample of n of `rows` rows. The best of
+        all rows is estimated from the best of a quarter of the sample and of the sample: each fourfold adds as much."""
+        best, count = scores.max(axis=0), len(scores)
+        if rows > count >= 4:
+            best = best + np.median(best - scores[: count // 4].max(axis=0)) * math.log(rows / count, 4)
+        usual, floor = np.quantile(best, [0.5, _QUANTILE])
+        return cls(float(usual), float(max(floor, usual + _NARROWEST)))
+
+    def relevance(self, score: float) -> float:
+        """Return a logistic function of the score: FLOOR at the floor, _USUAL at the usual score."""
+        slope = (_logit(FLOOR) - _logit(_USUAL)) / (self.floor - self.usual)
+        return 1 / (1 + math.exp(-max(-50.0, min(50.0, _logit(FLOOR) + slope * (score - self.floor)))))
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """What is known of a collection's visible rows and one model. `unrelated`: unit vectors of UNRELATED, None without
+    a model. `cosine`, `near`: the scales of cosines and of `nearness`, None without a model or rows."""
+
+    backdrop: Backdrop | None
+    unrelated: NDArray[np.float64] | None = None
+    cosine: Scale | None = None
+    near: Scale | None = None
+
+    def nearness(self, queries: NDArray[np.floating[Any]], vectors: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return the closeness (n, m) of unit vectors (n, d) to unit queries (m, d), corrected for hubs."""
+        close = closeness(queries, vectors, self.backdrop)
+        if self.unrelated is None:
+            return close
+        return without_hubs(close, closeness(self.unrelated, vectors, self.backdrop))
+
+
+class Calibrations:
+    """Caches calibrations for CALIBRATION_SECONDS, and the vectors of UNRELATED by model. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._known: dict[tuple[tuple[str, int, str], str], tuple[threading.Lock, float, Calibration]] = {}
+        self._unrelated: dict[str, NDArray[np.float64]] = {}
+
+    def of(self, view: VisibleView, embedder: EngineEmbedder | None) -> Calibration:
+        """Return the calibration of the rows of `view`, from a sample. `embedder` None: the backdrop alone. The first
+        call embeds UNRELATED. Raises the errors of the view and the engine."""
+        key = view.key, embedder.fingerprint if embedder is not None else ""
+        with self._lock:
+            lock, end, known = self._known.pop(key, (threading.Lock(), 0.0, Calibration(None)))
+            self._known[key] = lock, end, known  # the last used comes last
+            for oldest in list(self._known)[:-CALIBRATIONS]:
+                del self._known[oldest]
+        with lock:  # concurrent searches share one computation
+            _, end, known = self._known.get(key, (lock, end, known))
+            if time.monotonic() >= end:
+                with cancelled_by(Cancellation()):  # if this caller cancels, others still wait for it
+                    known = self._measured(view, embedder)
+                lasts = NO_BACKDROP_SECONDS if known.backdrop is None else CALIBRATION_SECONDS
+                self._known[key] = lock, time.monotonic() + lasts, known
+            return known
+
+    def _measured(self, view: VisibleView, embedder: EngineEmbedder | None) -> Calibration:
+        sample = view.sample(SAMPLED, texts=False)
+        vectors = units(view.vectors(sample.chosen))
+        vectors = vectors[np.any(vectors != 0, axis=1)]
+        unrelated = None
+        if embedder is not None:
+            unrelated = self._unrelated.get(embedder.fingerprint)
+            if unrelated is None:
+                unrelated = units(embedder.embed_queries(UNRELATED.split("\n")[1:-1]))
+                self._unrelated[embedder.fingerprint] = unrelated
+        with single_threaded():
+            found = Calibration(Backdrop.of(vectors), unrelated)
+            if unrelated is None or not len(vectors):
+                return found
+            near = found.nearness(unrelated, vectors)
+            return Calibration(
+                found.backdrop,
+                unrelated,
+                Scale.of(vectors @ unrelated.T, sample.rows),
+                Scale.of(near, sample.rows),
+            )
