@@ -263,8 +263,10 @@ def _as_numbers(metadata: Mapping[str, Any], names: Iterable[str]) -> dict[str, 
 
 def _cursor(sort: str, order: Order, place: Place) -> str:
     """Return a place as text for URLs."""
-    text = json.dumps([sort, order.field, order.numeric, place.value, place.id], separators=(",", ":"))
-    return base64.urlsafe_b64encode(text.encode()).decode().rstrip("=")
+    text = json.dumps(
+        [sort, order.field, order.numeric, place.value, place.id], separators=(",", ":"), ensure_ascii=False
+    )
+    return base64.urlsafe_b64encode(text.encode("utf-8", "replace")).decode().rstrip("=")
 
 
 def _from_cursor(text: str, sort: str) -> tuple[Order, Place]:
