@@ -161,7 +161,7 @@ def test_pages_stay_in_step_while_rows_change(tmp_path: Path, source: TableSourc
         ({"after": "x"}, "after: not a cursor"),
         ({"after": "{cursor}", "sort": "-key"}, "this cursor belongs to sort=key"),
         ({"filter": "{"}, "filter: not JSON"),
-        ({"filter": "[" * 9000}, "filter: not JSON"),
+        ({"filter": "[" * 4000}, "filter: not JSON"),
         ({"filter": "[1]"}, "filter: must be a JSON object"),
         ({"filter": '{"MTART": {"$nope": 1}}'}, "unknown operator"),
         ({"filter": '{"MTART": {"$gt": 1}}'}, "some stored values have another type"),
