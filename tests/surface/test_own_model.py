@@ -135,10 +135,9 @@ def test_prompts_of_the_one_model_do_not_hold_for_the_other_but_a_collection_may
 ) -> None:
     changed = settings.model_dump(by_alias=True)
     changed["embedding"] |= {"query_prompt": "query: ", "document_prompt": "passage: "}
-    changed["collections"] += [
-        changed["collections"][0] | {"name": "asked", "query_prompt": "ask: "},
-        changed["collections"][1] | {"name": "bare", "document_prompt": ""},
-    ]
+    plain, own = changed["collections"]
+    asked, bare = {"name": "asked", "query_prompt": "ask: "}, {"name": "bare", "document_prompt": ""}
+    changed["collections"] = [plain, own, plain | asked, own | bare]
     prompted = Settings.model_validate(changed)
     found = {name: prompted.embedding_of(name) for name in ("plain", "own", "asked", "bare")}
     assert {name: (each.model, each.query_prompt, each.document_prompt) for name, each in found.items()} == {
