@@ -168,9 +168,10 @@ class Browse:
         """Return the order that `sort` names. A field of a numeric column is sorted by numbers; one without a known
         column if all its sampled values are numbers."""
         descending, given = sort.startswith("-"), sort.removeprefix("-")
-        if given == KEY_ORDER:
-            return Order(descending=descending)
         names = metadata_names(spec.metadata)
+        first_of_key = self._collections.key_columns(spec.name, stored)[:1]  # ids begin with its values
+        if given == KEY_ORDER or (given in first_of_key and given not in names):
+            return Order(descending=descending)
         field = names.get(given, given)
         if kind := _types(spec, stored).get(field):
             return Order(field, kind in NUMBERS, descending)
