@@ -84,7 +84,7 @@ function card(hit, state, { words, share, mode, labels, more }) {
     h(
       "div",
       { class: "hit-foot" },
-      fields(hit.metadata, labels),
+      fields(hit, labels),
       h(
         "div",
         { class: "hit-tools" },
@@ -157,8 +157,9 @@ function whole(text, at) {
   return /[\udc00-\udfff]/.test(text.charAt(at)) ? at + 1 : at;
 }
 
-function fields(metadata, labels) {
-  const entries = labels.entries(metadata).filter(([, value]) => value !== null);
+/** Without those that stand in the key above. */
+function fields({ key, metadata }, labels) {
+  const entries = labels.entries(metadata).filter(([name, value]) => value !== null && !Object.hasOwn(key, name));
   if (entries.length === 0) return null;
   return h(
     "dl",
