@@ -52,8 +52,9 @@ def _alternatives(word: str) -> tuple[str, ...]:
     """Return spellings with and without leading zeros, and with and without umlauts, because either may be stored or
     searched."""
     if not (word.isascii() and word.isdigit()):
-        written = word.casefold()
-        return tuple(dict.fromkeys([word, written.translate(_TRANSCRIBED), _UMLAUT.sub(_umlaut, written)]))
+        written = word.lower()
+        others = [written.translate(_TRANSCRIBED), _UMLAUT.sub(_umlaut, written)]
+        return (word, *(each for each in others if each != written))
     plain = word.lstrip("0") or "0"
     if len(plain) < 3 and plain == word:
         return (word,)

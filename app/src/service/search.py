@@ -209,7 +209,8 @@ def hybrid(
     if not candidates:
         return _Ranked([], words=words)
     others = {hit.id: calibration.translations(hit.id) for hit in candidates}
-    translations = view.texts(list(dict.fromkeys(id_ for ids in others.values() for id_ in ids)))
+    asked = list(dict.fromkeys(id_ for ids in others.values() for id_ in ids))
+    translations = view.texts(asked) if asked else []
     vectors = units(view.vectors([*candidates, *translations]))
     with single_threaded():
         close = calibration.nearness(vector[None, :], vectors)[:, 0].tolist()
