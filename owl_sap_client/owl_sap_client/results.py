@@ -225,6 +225,7 @@ class Collection:
 @dataclasses.dataclass(frozen=True, slots=True)
 class CollectionDetails(Collection):
     fields: list[FieldLabel] = dataclasses.field(default_factory=list)
+    examples: list[str] = dataclasses.field(default_factory=list)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

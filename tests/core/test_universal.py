@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,8 +14,12 @@ from app.src.core.backends import ModelUnsupported
 from app.src.core.backends.folder import Folder, find_folder, read_folder
 from app.src.core.backends.tokenizing import RustTokenizer
 from app.src.core.engine import EmbeddingEngine
+from app.src.core.finetune.recipe import TrainingObserver
 from app.src.core.loading import EngineOptions, load_engine
 from app.src.core.onnx_export.graph import build_graph
+from app.src.training.run import Finetuning
+from connector.errors import ConfigurationError
+from connector.model import CollectionSpec, ModelSource
 
 NAME = "use-multilingual"
 GERMAN = "Größe, Öl, Übergang: Äußerst lange Wellendichtungsgehäuseschrauben"
@@ -119,3 +124,16 @@ def test_the_engine_knows_languages_and_licence(engine: EmbeddingEngine) -> None
 def test_it_has_no_graph(folder: Folder) -> None:
     with pytest.raises(ModelUnsupported, match="no ONNX graph: its architecture universal-sentence-encoder"):
         build_graph(folder)
+
+
+def test_it_is_not_trained(tmp_path: Path) -> None:
+    pytest.importorskip("accelerate")
+    pytest.importorskip("datasets")
+
+    def unused(*_: Any) -> Any:
+        raise AssertionError
+
+    spec: CollectionSpec = None  # type: ignore[assignment]
+    training = Finetuning(spec, ModelSource(NAME), tmp_path, unused, unused, "cpu", 1000, TrainingObserver())
+    with pytest.raises(ConfigurationError, match=f'"{NAME}" is a Universal Sentence Encoder, which .* cannot train'):
+        training.run({})

