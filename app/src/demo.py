@@ -9,6 +9,7 @@ import subprocess
 import tempfile
 import time
 import tomllib
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
@@ -40,9 +41,13 @@ class Demo:
         self._wanted = settings
         document = tomllib.loads(QUERIES.read_text(encoding="utf-8"))
         self._blocks = QUERIES.read_text(encoding="utf-8").partition("[[queries]]")[0]
-        self._collections = tuple(CollectionSettings.model_validate(block) for block in document["collections"])
         # Each has `collection`, `text` and `expect`: keys, at least one of which must be among the first `TOP` hits.
         self.queries: list[dict[str, Any]] = document["queries"]
+        examples = defaultdict(list)
+        for query in self.queries:
+            examples[query["collection"]].append(query["text"])
+        blocks = (block | {"examples": examples[block["name"]]} for block in document["collections"])
+        self._collections = tuple(CollectionSettings.model_validate(block) for block in blocks)
 
     def __enter__(self) -> Demo:
         with ExitStack() as held:

@@ -1,6 +1,6 @@
 """Detect the languages of a sample of rows, and that of a search text: by py3langid, a naive Bayes classifier over byte
 n-grams with its model in the package, and by SAP's language keys. Loads the classifier on first use, in about 0.5 CPU
-seconds and 50 MB. Without the package (extra `engine`) only language keys count.
+seconds and 50 MB.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ def iso(key: object) -> str:
     return code if code in NAMES else ""
 
 
-def load() -> bool:
-    """Load the classifier. Return whether there is one."""
+def load() -> Any:
+    """Load the classifier, once, and return it."""
     with _lock:
-        return _classifier() is not None
+        return _classifier()
 
 
 def of_text(text: str) -> str | None:
@@ -99,9 +99,9 @@ def present(counts: Mapping[str, int]) -> list[str]:
 def _probabilities(text: str) -> NDArray[np.float64] | None:
     """Return the probability of each of `_CODES`; None for a text without words. Words with digits say nothing."""
     words = " ".join(word for word in text[:_LONGEST].split() if not any(map(str.isdigit, word)))
-    if not any(map(str.isalpha, words)) or not load():
+    if not any(map(str.isalpha, words)):
         return None
-    ranked = dict(_classifier().rank(words.lower() if words.isupper() else words))
+    ranked = dict(load().rank(words.lower() if words.isupper() else words))
     found: NDArray[np.float64] = np.array([float(ranked[code]) * _PRIOR.get(code, 1.0) for code in _CODES])
     found /= found.sum()
     return found
@@ -109,10 +109,8 @@ def _probabilities(text: str) -> NDArray[np.float64] | None:
 
 @cache
 def _classifier() -> Any:
-    try:
-        from py3langid.langid import MODEL_FILE, LanguageIdentifier
-    except ImportError:
-        return None
+    from py3langid.langid import MODEL_FILE, LanguageIdentifier
+
     whole = LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)
     whole.set_languages(list(_CODES))
     # Of these languages only: the whole model takes another 25 MB.

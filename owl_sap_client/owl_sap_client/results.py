@@ -225,6 +225,7 @@ class Collection:
 @dataclasses.dataclass(frozen=True, slots=True)
 class CollectionDetails(Collection):
     fields: list[FieldLabel] = dataclasses.field(default_factory=list)
+    examples: list[str] = dataclasses.field(default_factory=list)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -404,7 +405,7 @@ class Limits:
 @dataclasses.dataclass(frozen=True, slots=True)
 class Info:
     """`device`, `settings`: the device, and the settings chosen for it, with reasons. `models`: the collections' own
-    models; empty for an older service."""
+    models; `languages`: ISO 639-1 codes of the model's. The last three are empty for an older service."""
 
     version: str
     model: str
@@ -417,6 +418,8 @@ class Info:
     collections: list[str]
     limits: Limits
     models: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    languages: list[str] = dataclasses.field(default_factory=list)
+    licence: str = ""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

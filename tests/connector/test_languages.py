@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from connector.discovery import languages
 from connector.discovery.languages import NAMES, SAMPLE, iso, of_rows, of_text, present
 from hana_emulator.sample.rows import generate
 
@@ -83,12 +82,6 @@ def test_a_key_decides_where_the_text_does_not(names):
 def test_language_keys(key, code):
     assert iso(key) == code
     assert not code or code in NAMES
-
-
-def test_without_the_package_only_keys_count(monkeypatch):
-    monkeypatch.setattr(languages, "_classifier", lambda: None)
-    assert of_text("Dichtung für die Pumpenwelle") is None
-    assert of_rows(["Dichtung für die Pumpenwelle", "Öl"], ["D", None]) == {"de": 1}
 
 
 def test_nothing_is_loaded_before_a_text_is_judged():

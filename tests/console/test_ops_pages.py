@@ -25,8 +25,8 @@ RULES: Mapping[Literal["light", "dark"], Any] = {
 """By colours; dark has the same elements, and only its colours are others."""
 PAGES = {
     "#/search": "text=Describe what you need",
-    "#/search?q=gearbox": ".hit",
-    "#/search/materials?q=gearbox&explain=1&passages=1": ".scores",
+    "#/search?q=gearbox&group=0": ".hit",
+    "#/search/materials?q=gearbox&explain=1&passages=1&group=0": ".scores",
     '#/search/materials?like=["004"]': ".chip:has-text('gearbox')",
     "#/search/never": ".card.empty",
     "#/nowhere": "text=does not exist",
@@ -42,7 +42,7 @@ PAGES = {
 }
 """By address what is there once the page is complete."""
 MOST_TELLING = (
-    "#/search/materials?q=gearbox&explain=1&passages=1",
+    "#/search/materials?q=gearbox&explain=1&passages=1&group=0",
     *("#/collections/materials", "#/tables/{schema}/NOTES", "#/gpu", "#/map/materials?color=MTART"),
 )
 BAD = re.compile(r"undefined|\bnull\b|NaN|\[object Object\]")

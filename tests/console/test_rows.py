@@ -163,6 +163,18 @@ def test_a_phone_sorts_too(width: int, address: str, open_page: Open) -> None:
     assert page.evaluate("document.documentElement.scrollWidth") == width
 
 
+def test_the_column_sorted_by_is_in_sight(address: str, open_page: Open) -> None:
+    page = open_page(address, "#/search", viewport={"width": 1040, "height": 700})
+    page.evaluate("document.styleSheets[0].insertRule('table.data .wide { min-width: 70rem !important; }')")
+    page.evaluate("location.hash = '#/rows/materials?sort=-ERSDA'")
+    head = page.get_by_role("columnheader", name="Created on date")
+    expect(head).to_be_in_viewport()
+    assert page.locator("main .scroll").evaluate("place => place.scrollLeft") > 0
+    head.get_by_role("button").click()
+    expect(head).to_have_attribute("aria-sort", "ascending")
+    expect(head).to_be_in_viewport()
+
+
 def test_hits_facets_and_rows_are_called_as_in_hana(address: str, open_page: Open) -> None:
     page = open_page(address, "#/search/materials?q=part+7")
     hit = page.locator(".hit").first

@@ -56,7 +56,7 @@ def test_a_query_finds_rows_with_their_scores_fields_and_marked_words(address: s
     # Folded for case and accents; "für" is too little to tell anything.
     assert first.locator("mark").all_inner_texts() == ["Ölpumpe", "geräuscharm"]
     assert keys(page)[0] == "041"
-    assert float(first.locator(".score-figure").inner_text()) > 0
+    assert float(first.locator(".score-figure").inner_text().removesuffix(" %")) > 0
     expect(first.locator(".fields")).to_contain_text("BRGEW")
     expect(first.locator(".fields")).to_contain_text("61.5")
     expect(page).to_have_title("ÖLPUMPE für gerauscharm – materials – owl-sap")
@@ -89,7 +89,7 @@ def test_the_address_holds_what_is_looked_for_and_back_goes_back(address: str, o
 
 
 def test_filters_of_every_kind(address: str, open_page: Open) -> None:
-    page = open_page(address)
+    page = open_page(address, "#/search/materials?group=0")
     bodies = asked(page)
     search(page, "gearbox")
     page.get_by_label("HALB").check()
@@ -132,7 +132,10 @@ def test_how_to_search_is_what_is_asked_for(address: str, open_page: Open) -> No
     page.get_by_label("Variety").fill("30")
     page.get_by_label("Minimum score").fill("0.1")
     search(page, "gearbox")
-    assert bodies[-1] == {"query": "gearbox", "mode": "vector", "k": 20, "mmr_lambda": 0.7, "min_score": 0.1}
+    assert bodies[-1] == {"query": "gearbox", "mode": "vector", "k": 20, "group": True} | {
+        "mmr_lambda": 0.7,
+        "min_score": 0.1,
+    }
     page.reload()
     expect(page.get_by_label("Rows", exact=True)).to_have_value("20")
     expect(page.get_by_label("Variety")).to_have_value("30")
@@ -141,7 +144,7 @@ def test_how_to_search_is_what_is_asked_for(address: str, open_page: Open) -> No
 @pytest.mark.slow
 def test_more_like_this(address: str, open_page: Open) -> None:
     page = open_page(address, "#/search/materials?q=gearbox&mode=keyword")
-    page.locator(".hit").first.get_by_role("button", name="More like this").click()
+    page.locator(".hit").first.get_by_role("button", name="Similar rows").click()
     row = page.get_by_role("button", name="Rows like")
     like = in_address(page)["like"]
     key = json.loads(like)[0]
@@ -176,7 +179,7 @@ def test_the_bar_is_no_fuller_than_the_score(address: str, open_page: Open) -> N
     page.route("**/search", lambda route: route.fulfill(json=answer))
     bars = page.locator(".score-bar > span")
     width = "bars => bars.map((each) => each.style.width)"
-    for mode in ("Meaning + words", "Meaning"):
+    for mode in ("Both", "Meaning"):
         page.get_by_label(mode, exact=True).check()
         search(page, f"zebra {mode}")
         expect(page).to_have_title(f"zebra {mode} – materials – owl-sap")
@@ -186,9 +189,57 @@ def test_the_bar_is_no_fuller_than_the_score(address: str, open_page: Open) -> N
     expect(bars).to_have_count(0)
 
 
+def answered(page: Page, *hits: dict[str, Any]) -> None:
+    """The searches of this page find these."""
+    found = [{"id": f'["{n}"]', "key": {"MATNR": str(n)}, "score": 0.9, "text": "x", "metadata": {}} | each
+             for n, each in enumerate(hits)]  # fmt: skip
+    answer = {"hits": found, "took_ms": {"store": 1.0}, "notes": [], "stale_since": None}
+    page.route("**/search", lambda route: route.fulfill(json=answer))
+
+
+def test_weak_hits_are_announced_as_such(address: str, open_page: Open) -> None:
+    page = open_page(address)
+    answered(page, {"relevance": 0.83}, {"relevance": 0.11})
+    search(page, "pump")
+    bars = page.locator(".score-bar > span")
+    expect(page.locator(".score-figure")).to_have_text(["83 %", "11 %"])
+    assert bars.evaluate_all("bars => bars.map((each) => each.style.width)") == ["83%", "11%"]
+    expect(page.locator(".summary")).to_contain_text("2 rows found")
+    expect(page.get_by_text("Probably irrelevant:")).to_be_visible()
+    page.unroute("**/search")
+    answered(page, {"relevance": 0.19}, {"relevance": 0.0})
+    search(page, "zebra")
+    expect(page.locator(".summary")).to_contain_text("Nothing relevant found. The nearest rows:")
+    expect(page.locator(".hit")).to_have_count(2)
+
+
+def test_examples_are_searches(address: str, open_page: Open) -> None:
+    """Without any in the settings, the first words of rows."""
+    page = open_page(address)
+    examples = page.get_by_role("group", name="Example queries").get_by_role("button")
+    expect(examples.first).to_be_visible()
+    text = examples.nth(1).inner_text()
+    examples.nth(1).click()
+    expect(page.get_by_role("searchbox")).to_have_value(text)
+    expect(page.locator(".hit .text").first).to_contain_text(text.split()[0])
+
+
+def test_near_identical_rows_are_one_hit_that_unfolds(address: str, open_page: Open) -> None:
+    page = open_page(address, "#/search/materials?q=gearbox bearing steel number 4&mode=vector")
+    groups = page.locator("details.group")
+    expect(groups.first).to_contain_text("more like this")
+    groups.first.locator("summary").click()
+    expect(groups.first.locator(".hit").first).to_contain_text("gearbox bearing steel")
+    page.get_by_text("Options").click()
+    page.get_by_label("Group nearly identical rows").uncheck()
+    page.get_by_role("button", name="Search", exact=True).click()
+    expect(groups).to_have_count(0)
+    expect(page).to_have_url(re.compile("group=0"))
+
+
 @pytest.mark.slow
 def test_explain_is_a_table_and_json_on_demand(address: str, open_page: Open) -> None:
-    page = open_page(address, "#/search/materials?q=gearbox 007&explain=1&passages=1")
+    page = open_page(address, "#/search/materials?q=gearbox 007&explain=1&passages=1&group=0")
     told = page.get_by_role("region", name="How it was found")
     table = told.get_by_role("table", name="Scores of the hits")
     expect(table.get_by_role("columnheader")).to_have_text(
@@ -226,7 +277,7 @@ def test_a_row_in_its_dialog(address: str, open_page: Open) -> None:
     expect(dialog).to_have_count(0)
     expect(opener).to_be_focused()
     opener.click()
-    dialog.get_by_role("link", name="More like this").click()
+    dialog.get_by_role("link", name="Similar rows").click()
     expect(dialog).to_have_count(0)
     expect(page.get_by_role("button", name="Rows like")).to_be_visible()
 
@@ -251,7 +302,7 @@ def test_an_error_stands_in_its_place_and_can_be_tried_again(address: str, open_
     expect(page.get_by_role("alert").first).to_contain_text("nowhere")
     away = {"title": "Service Unavailable", "detail": "HANA does not answer", "request_id": "r-1"}
     page.route("**/search", lambda route: route.fulfill(status=503, json=away))
-    page.goto(f"{address}/#/search/materials?q=gearbox")
+    page.goto(f"{address}/#/search/materials?q=gearbox&group=0")
     problem = page.locator(".results").get_by_role("alert")
     expect(problem).to_contain_text("HANA does not answer")
     expect(problem).to_contain_text("r-1")
@@ -287,7 +338,7 @@ def test_only_the_last_of_two_searches_counts(address: str, open_page: Open) -> 
     search(page, "gearbox")
     expect(page.locator(".hit mark").first).to_have_text("gearbox")
     assert len(held) == 1  # whose request the page has given up
-    assert page.locator(".hits").count() == 1
+    assert page.locator(".summary").count() == 1
 
 
 @pytest.mark.slow
@@ -301,7 +352,7 @@ def test_stale_rows_notes_passages_and_times_are_told(address: str, open_page: O
     answer = {
         "hits": [hit | {"passages": passages}],
         "took_ms": {"embed": 2.5, "store": 1.5},
-        "notes": ["no row has the field X"],
+        "notes": ["No row has the field X"],
         "stale_since": "2026-01-01T00:00:00Z",
         "explain": {"index": "exact"},
     }
@@ -314,7 +365,7 @@ def test_stale_rows_notes_passages_and_times_are_told(address: str, open_page: O
     assert bodies[-1]["explain"] is True
     assert bodies[-1]["passages"] > 1
     expect(page.locator(".results")).to_contain_text("SAP HANA is unavailable")
-    expect(page.locator(".results")).to_contain_text("no row has the field X")
+    expect(page.locator(".results")).to_contain_text("No row has the field X")
     expect(page.get_by_role("list", name="Matching passages").get_by_role("listitem")).to_have_count(2)
     expect(page.get_by_role("region", name="How it was found")).to_contain_text("2.5 ms")
     expect(page.get_by_role("region", name="How it was found")).to_contain_text("exact")
@@ -351,7 +402,9 @@ def test_addresses_that_somebody_made_up(address: str, open_page: Open) -> None:
         '{"A":{"from":1,"to":"2024-01-01"}}',
     ):
         with page.expect_response("**/search"):
-            page.goto(f"{address}/#/search/materials?q=gearbox&k=-1&mode=x&variety=1e9&min=abc&filters={written}")
+            page.goto(
+                f"{address}/#/search/materials?q=gearbox&k=-1&mode=x&variety=1e9&min=abc&group=0&filters={written}"
+            )
         expect(page.locator(".hit")).to_have_count(10)
         expect(page.locator(".chip")).to_have_count(0)
 
@@ -368,7 +421,7 @@ def test_everything_by_keyboard(address: str, open_page: Open) -> None:
     page.keyboard.type("gear/box")
     page.keyboard.press("Enter")
     expect(page.locator(".hit").first).to_be_visible()
-    expect(page.locator("#announcements")).to_have_text(re.compile(r"\d+ rows? found"))
+    expect(page.locator("#announcements")).to_have_text(re.compile("found$"))
     page.get_by_label("ROH").focus()
     page.keyboard.press("Space")
     expect(page.get_by_role("button", name="Remove filter MTART: ROH")).to_be_visible()
@@ -389,7 +442,7 @@ def test_the_focus_is_never_lost(address: str, open_page: Open) -> None:
     page.keyboard.press("Enter")
     expect(page.get_by_text("Filters", exact=True)).to_be_focused()
     expect(page.locator(".summary")).to_contain_text("rows")
-    page.get_by_role("button", name="More like this").first.press("Enter")
+    page.get_by_role("button", name="Similar rows").first.press("Enter")
     expect(page.locator(".results")).to_be_focused()
     page.get_by_role("link", name="Map").click()
     expect(page.locator("main")).to_be_focused()

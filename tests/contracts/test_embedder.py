@@ -24,7 +24,11 @@ TEXTS = [
 
 
 @pytest.fixture(
-    scope="module", params=["hash:384", "hash:384 with prompts", *slow("all-MiniLM-L6-v2", "use-multilingual")]
+    scope="module",
+    params=[
+        *("hash:384", "hash:384 with prompts"),
+        *slow("all-MiniLM-L6-v2", "use-multilingual", "multilingual-e5-small"),
+    ],
 )
 def embedder(request: pytest.FixtureRequest) -> Iterator[Embedder]:
     model, _, more = request.param.partition(" with ")
@@ -62,7 +66,7 @@ def test_a_query_is_embedded_as_its_document_unless_prompts_differ(embedder: Emb
 def test_near_texts_are_nearer(embedder: Embedder) -> None:
     near, far = embedder.embed_documents(["oil leak at the pump seal", "quarterly sales figures"])
     query = embedder.embed_query("pump seal leaks oil")
-    assert query @ near > query @ far + 0.2
+    assert query @ near > query @ far + 0.05  # e5's unrelated texts have cosines of about 0.8
 
 
 def test_nothing_in_nothing_out(embedder: Embedder) -> None:
@@ -106,7 +110,8 @@ def test_pieces_that_fit_are_embedded_whole(embedder: Embedder) -> None:
     text = "word " * 600
     pieces = embedder.split(text, embedder.max_tokens, 32)
     assert "".join(embedder.split(text, embedder.max_tokens, 0)) == text
-    one, other = embedder.embed_documents([pieces[0], pieces[0] + " word word word"])
+    longer = pieces[0] + " word word word"  # a query's prompt may be longer than a document's
+    one, other = embedder.embed_documents([longer, longer + " word word word"])
     np.testing.assert_allclose(one, other, atol=1e-5)  # what lies beyond the longest text is cut, not an error
 
 
@@ -118,4 +123,5 @@ def test_identity_is_stable_and_fits_the_store(embedder: Embedder) -> None:
     ) as again:
         assert again.fingerprint == embedder.fingerprint
     assert 0 < len(embedder.model) <= len(embedder.fingerprint) <= 200
-    assert embedder.max_tokens == 254 - max(embedder.count_tokens([query, document]))
+    longest = 510 if embedder.model == "multilingual-e5-small" else 254
+    assert embedder.max_tokens == longest - max(embedder.count_tokens([query, document]))

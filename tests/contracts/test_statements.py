@@ -68,7 +68,7 @@ def shape(sql: str, schema: str) -> str:
     sql = re.sub(r'"OWL_[A-Z]+_G\d(_[A-Z]+)?"', lambda match: f"<C{(match[1] or '').lower()}>", sql)
     sql = sql.replace('"OWL_STATE"', "<STATE>").replace('"OWL_QUARANTINE"', "<QUARANTINE>")
     sql = sql.replace('"SRC"', "<T>").replace('"NULLS"', "<T>").replace('"CLIENTS"', "<T>").replace('"MOVING"', "<T>")
-    sql = sql.replace('"STAMPED"', "<T>").replace('"STAMPED_TOO"', "<T>")
+    sql = sql.replace('"STAMPED"', "<T>").replace('"STAMPED_TOO"', "<T>").replace('"KEYLESS"', "<T>")
     sql = re.sub(r'"OWL_LOG_[A-Z]+(_[IUD])?"', lambda match: f"<L{(match[1] or '').lower()}>", sql)
     sql = re.sub(r"'OWL_[0-9a-f]{32}'", "'OWL_x'", sql)
     sql = re.sub(r"TOP \d+", "TOP n", sql)

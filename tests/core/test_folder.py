@@ -209,3 +209,23 @@ def test_a_model_that_does_not_say_how_long(broken: Path) -> None:
 def test_models_that_may_be_cut(broken: Path, said: dict[str, Any], lengths: list[int]) -> None:
     rewrite(broken / "config.json", lambda config: config | said)
     assert list(read_folder(broken, "copy").matryoshka) == lengths
+
+
+@pytest.mark.parametrize(
+    ("front", "card"),
+    [
+        ("---\nlanguage: de\nlicense: mit\n---\n# Model\n", (("de",), "mit")),
+        (
+            "---\nlicense: 'apache-2.0'\nlanguage:\n- de\n  - en\n- multilingual\ntags: [x]\n---\n",
+            (("de", "en"), "apache-2.0"),
+        ),
+        ('---\nlanguage: [de, "no"]\n---\n', (("de", "no"), "")),
+        ("# Model\nlicense: mit\n", ((), "")),
+        (None, ((), "")),
+    ],
+)
+def test_languages_and_licence_of_a_folder(broken: Path, front: str | None, card: Any) -> None:
+    if front is not None:
+        (broken / "README.md").write_text(front)
+    assert read_folder(broken, "copy").card == card
+    assert read_folder(broken, MINILM).card == (("en",), "Apache-2.0")

@@ -68,7 +68,7 @@ def test_a_packaged_model_is_checked_without_being_asked(
     folder = make_folder()
     names = ("model.safetensors", "tokenizer.json", "config.json", "modules.json", "1_Pooling/config.json")
     sums = {name: sha256_of([folder / name]) for name in names}
-    monkeypatch.setitem(PACKAGED, "tiny", PackagedModel("tiny_package", "", sums))
+    monkeypatch.setitem(PACKAGED, "tiny", PackagedModel("tiny_package", "", sums, requirement="tiny-package==1"))
     described = read_folder(folder, "tiny")
     assert check_files(described) == sums["model.safetensors"]
     for name in names:
@@ -76,7 +76,7 @@ def test_a_packaged_model_is_checked_without_being_asked(
         whole = file.read_bytes()
         for content in (whole + b"\n", whole[:-1]):
             file.write_bytes(content)
-            with pytest.raises(WeightsMismatch, match=f"{name} is not the pinned file.*reinstall tiny-package"):
+            with pytest.raises(WeightsMismatch, match=f"{name} is not the pinned file.*install .*tiny-package"):
                 check_files(described)
         file.write_bytes(whole)
     assert check_files(described) == sums["model.safetensors"]

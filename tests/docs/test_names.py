@@ -101,11 +101,14 @@ def test_readme_is_short_and_filled_in() -> None:
     assert "to be filled in" not in README
 
 
-def test_readme_shows_the_demos_queries() -> None:
+def test_readme_shows_queries_of_the_demo() -> None:
     queries = re.findall(r'^text = "(.*)"$', text_of(ROOT / "app/src/demo.toml"), re.M)
     shown = README.split("<!-- demo output: begin -->")[1].split("<!-- demo output: end -->")[0]
-    assert len(queries) == 8
-    assert [query for query in queries if query not in shown] == []
+    assert len(queries) == 12
+    asked = [line.split("  ")[0] for line in shown.splitlines() if line.endswith(" ms")]
+    assert len(asked) >= 6
+    assert set(asked) <= set(queries)
+    assert f"{len(queries)} of {len(queries)} searches found the expected row" in shown
     assert shown.rstrip().removesuffix("```").rstrip().endswith(NEXT)
 
 

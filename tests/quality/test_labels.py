@@ -17,7 +17,9 @@ from hana_emulator.sample import all_rows
 ROOT = Path(__file__).parents[2]
 QUERIES = ROOT / "benchmarks" / "queries"
 TEMPLATES = {
-    block["name"]: block["template"] for block in tomllib.loads((ROOT / "app/src/demo.toml").read_text())["collections"]
+    block["name"]: block["template"]
+    for block in tomllib.loads((ROOT / "app/src/demo.toml").read_text())["collections"]
+    if block["name"] in ("materials", "notifications")
 }
 _FUNCTION_WORDS = """
 a about after against all am an and any are as at be been but by can could did do does for from had has have he her

@@ -32,10 +32,10 @@ def alive(pid: int) -> bool:
     return True
 
 
-def test_the_demo_asks_eight_queries_of_two_collections() -> None:
+def test_the_demo_asks_twelve_queries_of_three_collections() -> None:
     prepared = Demo(Settings())
-    assert len(prepared.queries) == 8
-    assert len({query["collection"] for query in prepared.queries}) == 2
+    assert len(prepared.queries) == 12
+    assert len({query["collection"] for query in prepared.queries}) == 3
     assert all(query["expect"] for query in prepared.queries)
 
 
@@ -74,10 +74,11 @@ def test_the_whole_demo_and_its_rest_service(tmp_path: Path) -> None:
         report = json.loads(process.stdout.readline() or "null")
         assert report, process.communicate()[1]
         assert report["ok"]
-        assert [search["found"] for search in report["searches"]] == [True] * 8
+        assert [search["found"] for search in report["searches"]] == [True] * 12
         assert all(verified["ok"] for verified in report["verify"])
         assert sum(synced["tokens"] for synced in report["sync"]) <= 120_000
-        assert len(report["weights_sha256"]) == 64
+        assert {each["model"] for each in report["models"]} == {"all-MiniLM-L6-v2", "use-multilingual"}
+        assert all(len(each["weights_sha256"]) == 64 for each in (report, *report["models"]))
         url = json.loads(process.stdout.readline())["url"]
         assert httpx.get(f"{url}/health/ready", timeout=30).status_code == 200
         body = {"query": "seat for a bad back", "k": 3, "filter": {"SPRAS": "E"}}

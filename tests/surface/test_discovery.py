@@ -289,6 +289,8 @@ def test_sync_and_search_warn_of_languages_on_stderr(
     monkeypatch.setattr(languages, "PACKAGED", known | {"use-multilingual": PackagedModel("sys", "", {}, ("en", "de"))})
     block = here("introspect", "SAPDEMO.V_MATERIALS", "--name", "tried", **hana).out
     (tmp_path / "owl-sap.toml").write_text(block.replace('model = "use-multilingual"', ""), encoding="utf-8")
+    planned = here("plan", "tried", "--no-estimate", **hana)
+    assert re.search(r"languages of 200 sampled rows: \d+ \w+, \d+ \w+", planned.err), planned.err
     synced = here("sync", "tried", **hana)
     (german,) = re.findall(r"tried: (\d+) of 200 sampled rows are German; hash:64 knows only English", synced.err)
     assert 80 < int(german) < 120  # half of the rows, by SPRAS where the text does not decide

@@ -130,6 +130,25 @@ def test_what_pins_the_one_model_does_not_hold_for_the_other(settings: Settings)
     assert plain is pinned.embedding is pinned.embedding_of("unknown")
 
 
+def test_prompts_of_the_one_model_do_not_hold_for_the_other_but_a_collection_may_have_its_own(
+    settings: Settings,
+) -> None:
+    changed = settings.model_dump(by_alias=True)
+    changed["embedding"] |= {"query_prompt": "query: ", "document_prompt": "passage: "}
+    plain, own = changed["collections"]
+    asked, bare = {"name": "asked", "query_prompt": "ask: "}, {"name": "bare", "document_prompt": ""}
+    changed["collections"] = [plain, own, plain | asked, own | bare]
+    prompted = Settings.model_validate(changed)
+    found = {name: prompted.embedding_of(name) for name in ("plain", "own", "asked", "bare")}
+    assert {name: (each.model, each.query_prompt, each.document_prompt) for name, each in found.items()} == {
+        "plain": ("hash:64", "query: ", "passage: "),
+        "own": ("hash:32", None, None),
+        "asked": ("hash:64", "ask: ", "passage: "),
+        "bare": ("hash:32", None, ""),
+    }
+    assert found["plain"] is prompted.embedding
+
+
 def test_each_model_lies_in_memory_once(
     service: Service, settings: Settings, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

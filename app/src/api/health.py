@@ -31,6 +31,8 @@ class OwnModelBody(BaseModel):
     loaded: bool = Field(description="false: nothing has asked for it yet, and the rest is null")
     dimension: int | None
     max_tokens: int | None
+    languages: list[str] | None
+    licence: str | None
     fingerprint: str | None
     device: DeviceBody | None
 
@@ -49,6 +51,8 @@ class InfoBody(BaseModel):
     model: str
     dimension: int
     max_tokens: int
+    languages: list[str] = Field(description="ISO 639-1 codes of the model's languages; empty: unknown")
+    licence: str = Field(description="of the model; empty: unknown")
     fingerprint: str
     device: DeviceBody
     models: list[OwnModelBody] = Field(description="models that collections have of their own")

@@ -158,6 +158,7 @@ class FieldLabel(BaseModel):
 
 class CollectionDetails(CollectionBody):
     fields: list[FieldLabel] = Field(description="key columns, then metadata fields")
+    examples: list[str] = Field(description="queries to try, from the settings")
 
 
 class DocumentBody(Body):
@@ -231,7 +232,8 @@ def add_search(routes: APIRouter, executors: Executors) -> None:
         who = caller(request)
         status = (await executors.run(partial(service.status.collections, [name])))[0]
         fields = partial(service.labels.fields, name, status["key"] or (), principal=who)
-        return Json(status | {"fields": await executors.run(fields)})
+        examples = service.collections.block(name).examples
+        return Json(status | {"fields": await executors.run(fields), "examples": examples})
 
 
 def add_browsing(routes: APIRouter, executors: Executors) -> None:
@@ -263,9 +265,11 @@ def add_browsing(routes: APIRouter, executors: Executors) -> None:
                 max_length=130,
             ),
         ] = KEY_ORDER,
-        after: Annotated[str | None, Query(description="`next` of the page before", max_length=16_384)] = None,
+        after: Annotated[
+            str | None, Query(description="`next` of the page before", max_length=12_288, pattern="^[A-Za-z0-9_-]*$")
+        ] = None,
         limit: Annotated[int, Query(ge=1, le=MOST_ROWS, description="rows on a page")] = 50,
-        filter: Annotated[str | None, Query(description="a filter as JSON", max_length=16_384)] = None,
+        filter: Annotated[str | None, Query(description="a filter as JSON", max_length=4096)] = None,
     ) -> Response:
         """The stored rows, page by page; one entry per source row. Rows keep their order while others change. Rows
         without the sort field come last. `next` is null on the last page. With `Accept: text/csv`, all matching rows

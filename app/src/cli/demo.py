@@ -65,16 +65,19 @@ def demo(
                 console.print("   [red]the expected row is not among them[/]")
         verified = [demo.service.sync.verify(name).as_dict() for name in demo.names]
         show("Verified", verified, _VERIFY_COLUMNS)
-        engine, seconds = demo.service.parts.engine, time.perf_counter() - start
+        engines = [demo.service.parts.embedder_for(name).engine for name in demo.names]
+        models = {engine.model: engine.weights_sha256 for engine in engines}
+        seconds = time.perf_counter() - start
         found = sum(search["found"] for search in searches)
         paused, ok = any(report["paused"] for report in synced), all(report["ok"] for report in verified)
         good = found == len(searches) and ok and not paused
-        output.say(f"Model {engine.model}, SHA-256 of its weights {engine.weights_sha256}")
+        for model, weights in models.items():
+            output.say(f"Model {model}, SHA-256 of its weights {weights}")
         output.say(f"{found} of {len(searches)} searches found the expected row in the top {TOP}; {seconds:.1f} s")
         if json:
-            model = {"model": engine.model, "weights_sha256": engine.weights_sha256}
-            done = {"seconds": round(seconds, 1), "ok": good}
-            output.write_json({"sync": synced, "searches": searches, "verify": verified, **model, **done})
+            named = [{"model": model, "weights_sha256": weights} for model, weights in models.items()]
+            done = {"models": named, **named[0], "seconds": round(seconds, 1), "ok": good}
+            output.write_json({"sync": synced, "searches": searches, "verify": verified, **done})
         if serve_:
 
             def announce(url: str) -> None:

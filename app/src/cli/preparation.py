@@ -68,6 +68,8 @@ def plan(
     json: JsonFlag = False,
 ) -> None:
     """Preview a sync without writing anything. Shows rows, tokens, time and texts as they would be embedded."""
+    from connector.discovery.languages import NAMES
+
     with opened() as service, watched(name) as observer:
         planned = service.sync.plan(name, samples=samples, estimate=not no_estimate, observer=observer)
     found: dict[str, Any] = planned.as_dict()
@@ -87,6 +89,9 @@ def plan(
         advice.append(f"{found['truncated']:,} texts exceed the model's limit and would be truncated")
     elif found["chunked"]:
         advice.append(f"{found['chunked']:,} long texts are split into chunks, so no text is truncated")
+    if found["languages"]:
+        counts = ", ".join(f"{rows} {NAMES[code]}" for code, rows in found["languages"].items())
+        advice.append(f"languages of {found['sampled']} sampled rows: {counts}")
     if found["paused"] == "schema_changed":
         advice.append(
             "a sync would pause: a column in use changed its type since the last sync. If this is expected: "

@@ -233,7 +233,8 @@ class Checks:
             lines.append(
                 f"{label}{engine.model}: {engine.dimension} dimensions on {engine.profile.name}; "
                 f"ready in {time.perf_counter() - start:.1f} s; precision {engine.precision}: "
-                f"{engine.precision_reason}; path {engine.path}: {engine.path_reason}"
+                f"{engine.precision_reason}; path {engine.path}: {engine.path_reason}; "
+                f"languages {' '.join(engine.languages) or 'unknown'}; licence {engine.licence or 'unknown'}"
             )
         return "; ".join(lines)
 

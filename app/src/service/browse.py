@@ -168,9 +168,10 @@ class Browse:
         """Return the order that `sort` names. A field of a numeric column is sorted by numbers; one without a known
         column if all its sampled values are numbers."""
         descending, given = sort.startswith("-"), sort.removeprefix("-")
-        if given == KEY_ORDER:
-            return Order(descending=descending)
         names = metadata_names(spec.metadata)
+        first_of_key = self._collections.key_columns(spec.name, stored)[:1]  # ids begin with its values
+        if given == KEY_ORDER or (given in first_of_key and given not in names):
+            return Order(descending=descending)
         field = names.get(given, given)
         if kind := _types(spec, stored).get(field):
             return Order(field, kind in NUMBERS, descending)
@@ -263,8 +264,10 @@ def _as_numbers(metadata: Mapping[str, Any], names: Iterable[str]) -> dict[str, 
 
 def _cursor(sort: str, order: Order, place: Place) -> str:
     """Return a place as text for URLs."""
-    text = json.dumps([sort, order.field, order.numeric, place.value, place.id], separators=(",", ":"))
-    return base64.urlsafe_b64encode(text.encode()).decode().rstrip("=")
+    text = json.dumps(
+        [sort, order.field, order.numeric, place.value, place.id], separators=(",", ":"), ensure_ascii=False
+    )
+    return base64.urlsafe_b64encode(text.encode("utf-8", "replace")).decode().rstrip("=")
 
 
 def _from_cursor(text: str, sort: str) -> tuple[Order, Place]:

@@ -194,7 +194,7 @@ class Status:
         for model, names in owners.items():
             is_hub = model.count("/") < 2 and not model.startswith(("/", ".", "~"))  # owner and model
             own = self._parts.engine_if_loaded(names[0])
-            unloaded = dict.fromkeys(("dimension", "max_tokens", "fingerprint", "device"))
+            unloaded = dict.fromkeys((*_OF_ENGINE[1:], "device"))
             models.append(
                 {"model": model if is_hub else Path(model).name, "collections": names, "loaded": own is not None}
                 | (unloaded if own is None else _engine(own))
@@ -262,10 +262,13 @@ class Status:
         yield "owl_sap_jobs_oldest_queued_seconds", (), waited
 
 
+_OF_ENGINE = ("model", "dimension", "max_tokens", "languages", "licence", "fingerprint")
+
+
 def _engine(engine: EmbeddingEngine) -> dict[str, Any]:
     device = {"kind": engine.profile.kind, "name": engine.profile.name}
     chosen = ("precision", "precision_reason", "path", "path_reason")
     return {
-        **{key: getattr(engine, key) for key in ("model", "dimension", "max_tokens", "fingerprint")},
+        **{key: getattr(engine, key) for key in _OF_ENGINE},
         "device": device | {key: getattr(engine, key) for key in chosen},
     }

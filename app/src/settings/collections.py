@@ -116,6 +116,7 @@ class CollectionSettings(Section):
     source: Table = setting("", 'SCHEMA.TABLE, taken literally, case included; quote a part with a dot: S."a.b"')
     template: str = setting("", '"{MAKTX}. {LTEXT}"; {"/BIC/TXT"} for odd names')
     description: str | None = setting(None, "its content, in one sentence for agents", max_length=1000)
+    examples: tuple[str, ...] = setting((), "queries that the console offers", max_length=10)
     key: Columns = setting((), "key columns; default: the primary key")
     where: str | None = setting(None, "your own SQL condition, sent unchanged")
     metadata: Columns = setting((), "columns stored beside the vector, for filters")

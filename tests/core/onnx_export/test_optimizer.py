@@ -7,6 +7,7 @@ import errno
 import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +103,23 @@ def test_a_good_graph_is_accepted_and_serves(folder: Path, options: GraphOptions
             assert "calibrated" in engine.path_reason
             assert np.isfinite(engine.embed(TEXTS[:9])).all()
             assert "/int8-" in engine.fingerprint
+
+
+def test_a_graph_learns_documents_with_their_prompt_and_serves_both_prompts(
+    folder: Path, options: GraphOptions, quantiser: Quantiser
+) -> None:
+    prompts = {"query": "query: ", "passage": "passage: "}
+    (folder / "config_sentence_transformers.json").write_text(json.dumps({"prompts": prompts}))
+    assert _calibrated(folder, options)["accepted"]
+    (learnt,) = quantiser.calls
+    assert all(text.removeprefix("passage: ") in TEXTS and text.startswith("passage: ") for text in learnt)
+    with _engine(folder, options) as graph, _engine(folder, replace(options, enabled=False), precision="fp32") as exact:
+        assert (graph.path, exact.path, graph.prompts) == ("onnx-runtime", "packed", exact.prompts)
+        for input_type in exact.prompts:
+            wanted = exact.embed(TEXTS[:9], input_type=input_type)
+            cosines = np.einsum("ij,ij->i", graph.embed(TEXTS[:9], input_type=input_type), wanted)
+            assert cosines.min() > 0.999
+        assert not np.allclose(exact.embed(["oil"], input_type="query"), exact.embed(["oil"]))
 
 
 def test_a_poor_graph_is_refused_and_the_engine_says_so(

@@ -14,15 +14,16 @@ export function labelsOf(collection) {
   if (Date.now() - found.since > KEPT_MS) {
     found.since = Date.now();
     known.set(collection, found);
-    const labels = get(`/v1/collections/${encodeURIComponent(collection)}`).then((about) => new Labels(about.fields));
-    found.labels ??= labels.catch(() => new Labels([]));
+    const labels = get(`/v1/collections/${encodeURIComponent(collection)}`).then((about) => new Labels(about));
+    found.labels ??= labels.catch(() => new Labels({ fields: [], examples: [] }));
     labels.then(() => (found.labels = labels)).catch(() => {});
   }
   return found.labels;
 }
 
 class Labels {
-  constructor(fields) {
+  constructor({ fields, examples }) {
+    this.examples = examples; // queries to try
     this.fields = new Map(fields.map((field) => [field.name, field]));
   }
 

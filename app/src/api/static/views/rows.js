@@ -153,7 +153,7 @@ class Page {
     const names = [...declared, ...others];
     this.showSorting(names);
     if (rows.length === 0) fill(this.table, note("info", this.chips.hasChildNodes() ? "No row fits the filters." : "You can see no rows of this collection."));
-    else fill(this.table, h("div", { class: "scroll", tabindex: "0", role: "group", "aria-label": `Rows of ${this.name}` }, this.rows(rows, names)));
+    else this.show(h("div", { class: "scroll", tabindex: "0", role: "group", "aria-label": `Rows of ${this.name}` }, this.rows(rows, names)));
     const turn = (to, text, id) => h("button", { type: "button", id, onclick: () => this.turn(to) }, text);
     const first = this.pages[0] === null;
     fill(
@@ -162,6 +162,15 @@ class Page {
       next !== null && turn(next, "Next page", "next-page"),
       first && (at > 0 || next !== null) && h("span", { class: "small muted" }, `Page ${number(at + 1)}`),
     );
+  }
+
+  /** Scrolled to the side as before, or at first so far that the column sorted by is in sight. */
+  show(table) {
+    const before = this.table.querySelector(".scroll")?.scrollLeft;
+    fill(this.table, table);
+    const head = table.querySelector("[aria-sort]");
+    const beyond = head === null ? 0 : head.offsetLeft + head.offsetWidth - table.clientWidth;
+    table.scrollLeft = before ?? Math.max(0, beyond);
   }
 
   turn(after) {

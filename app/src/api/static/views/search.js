@@ -1,7 +1,7 @@
 // The search page. The address holds the whole search, so that it can be shared and Back works.
 
 import { get, post } from "../api.js";
-import { fill, h } from "../dom.js";
+import { fill, h, plain } from "../dom.js";
 import { many } from "../figures.js";
 import { shortcut } from "../keys.js";
 import { labelsOf } from "../labels.js";
@@ -10,7 +10,7 @@ import { isEmpty, writtenByClients } from "./collection/freshness.js";
 import { nameOfRow } from "./row.js";
 import { chips, filterPanel } from "./search/filters.js";
 import { searchForm } from "./search/form.js";
-import { counted, results } from "./search/hits.js";
+import { results, said } from "./search/hits.js";
 import { hashOf, read, request } from "./search/state.js";
 
 const WIDE = "(min-width: 60rem)";
@@ -36,6 +36,18 @@ export async function show(root, { parameters, go, announce, signal }) {
       page.asked.abort();
     },
   };
+}
+
+const EXAMPLES = 4;
+const WORDS = 6;
+
+/** Those of the settings; without any, the first words of rows that the caller may see. */
+async function examplesOf(collection) {
+  const { examples } = await labelsOf(collection);
+  if (examples.length > 0) return examples.slice(0, EXAMPLES);
+  const { rows } = await get(`/v1/collections/${encodeURIComponent(collection)}/rows?limit=40`);
+  const texts = [...new Set(rows.map(({ text }) => plain(text).split(/[.;:\n]/)[0].trim().split(/\s+/).slice(0, WORDS).join(" ")))].filter((text) => text.length > 3 && text.length < 80);
+  return texts.filter((_, place) => place % Math.ceil(texts.length / EXAMPLES) === 0);
 }
 
 class Page {
@@ -161,7 +173,7 @@ class Page {
     try {
       const [found, labels] = await Promise.all([post(`/v1/collections/${encodeURIComponent(state.collection)}/search`, body, { signal }), labelsOf(state.collection)]);
       fill(this.results, results(found, state, labels, (id) => this.to({ like: id, q: "" })));
-      this.announce(`${counted(found.hits.length)} found`);
+      this.announce(said(found));
     } catch (error) {
       if (signal.aborted) return;
       fill(this.results, failure(error, () => this.search()));
@@ -176,6 +188,15 @@ class Page {
     if (found === undefined) return note("error", `Collection ${this.state.collection} does not exist.`);
     if (isEmpty(found) && writtenByClients(found)) return note("info", "This collection is empty. Clients write it over REST or LangChain.");
     if (isEmpty(found)) return note("warning", "This collection has not been synced yet. Run ", h("code", null, `owl-sap sync ${found.collection}`));
-    return h("div", { class: "card empty" }, h("p", null, "Describe what you need, or enter a number or code."), h("p", { class: "small with-keyboard" }, "Press ", h("kbd", null, "/"), " to go to the search box."));
+    return h("div", { class: "card empty" }, h("p", null, "Describe what you need, or enter a number or code."), this.examples(), h("p", { class: "small with-keyboard" }, "Press ", h("kbd", null, "/"), " to go to the search box."));
+  }
+
+  /** Queries to click on, filled in once they are known. */
+  examples() {
+    const place = h("div", { class: "examples", role: "group", "aria-label": "Example queries" });
+    const { collection } = this.state;
+    const show = (texts) => texts.length > 0 && fill(place, h("span", null, "For example:"), texts.map((q) => h("button", { type: "button", class: "chip", onclick: () => this.to({ q, like: null }) }, h("bdi", null, q))));
+    examplesOf(collection).then(show, () => {}); // without them the page is whole
+    return place;
   }
 }

@@ -21,6 +21,7 @@ ARCHITECTURES = {
     "camembert": "roberta.",
     "distilbert": "distilbert.",
 }
+WORDS = "embeddings.word_embeddings.weight"
 # Names within a layer: queries, keys, values, attention's output and norm, wide and narrow layer, last norm.
 _BERT_NAMES = (
     *(f"attention.self.{part}" for part in ("query", "key", "value")),
@@ -104,7 +105,7 @@ def read(folder: Folder, tensors: Mapping[str, torch.Tensor]) -> EncoderWeights:
         positions = positions + named["embeddings.token_type_embeddings.weight"][0]
         epsilon = float(config.get("layer_norm_eps", epsilon))
     return EncoderWeights(
-        words=named["embeddings.word_embeddings.weight"],
+        words=named[WORDS],
         positions=positions,
         embedding_norm=affine("embeddings.LayerNorm"),
         layers=layers,

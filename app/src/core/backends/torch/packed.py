@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from ...device import DeviceProfile
 from .. import ModelUnsupported, Pause, TokenBatch
 from ..folder import Folder
-from .architectures import EncoderWeights, LayerWeights, read
+from .architectures import WORDS, EncoderWeights, LayerWeights, read
 from .linears import Affine, linear
 from .staging import uploads_for
 
@@ -209,7 +209,7 @@ class PackedEncoder:
 
     def __init__(self, weights: EncoderWeights, folder: Folder, profile: DeviceProfile, *, prepack: bool) -> None:
         self.longest = folder.max_length
-        hidden, dtype = weights.words.shape[1], weights.words.dtype
+        hidden, dtype = weights.positions.shape[1], weights.positions.dtype
         self.attention, self.attention_reason = choose(profile, weights.heads, hidden, dtype)
         self._heads = weights.heads
         self._mean = folder.pooling == "mean"
@@ -223,7 +223,7 @@ class PackedEncoder:
         """Load a model that `architectures.refusal` accepts; `prepack` affects only CPUs. Raises ModelUnsupported for
         missing or damaged weights."""
         try:
-            weights = read(folder, load_tensors(folder, torch.device(profile.torch_name), dtype))
+            weights = read(folder, load_tensors(folder, torch.device(profile.torch_name), dtype, widen_words=False))
         except KeyError as error:
             raise ModelUnsupported(f"model {folder.name!r} lacks the tensor {error}") from error
         return cls(weights, folder, profile, prepack=prepack and profile.kind == "cpu")
@@ -249,7 +249,8 @@ class PackedEncoder:
         self, ids: torch.Tensor, positions: torch.Tensor, layout: Layout, pause: Pause | None = None
     ) -> torch.Tensor:
         """Return pooled vectors, float32 (sequences, dimension), of int32 ids and positions (tokens)."""
-        x = self._norm(F.embedding(ids, self._words) + F.embedding(positions, self._positions))
+        words, places = F.embedding(ids, self._words), F.embedding(positions, self._positions)
+        x = self._norm(words.to(places.dtype) + places)
 
         def attend(qkv: torch.Tensor) -> torch.Tensor:
             return self.attention(qkv, layout, self._heads)
@@ -274,9 +275,11 @@ class PackedEncoder:
         return F.embedding_bag(tokens, x, starts, mode="mean", include_last_offset=True)
 
 
-def load_tensors(folder: Folder, device: torch.device, dtype: torch.dtype) -> Mapping[str, torch.Tensor]:
-    """Load all tensors of the model's files to the device; `dtype` does not apply to integers. Raises ModelUnsupported
-    for damaged files."""
+def load_tensors(
+    folder: Folder, device: torch.device, dtype: torch.dtype, *, widen_words: bool = True
+) -> Mapping[str, torch.Tensor]:
+    """Load all tensors of the model's files to the device; `dtype` does not apply to integers. Without `widen_words`, a
+    table of words in fewer bits than `dtype` stays as it is. Raises ModelUnsupported for damaged files."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
@@ -284,7 +287,8 @@ def load_tensors(folder: Folder, device: torch.device, dtype: torch.dtype) -> Ma
     try:
         for file in folder.weights:
             for name, value in load_file(file).items():
-                tensors[name] = value.to(device, dtype if value.is_floating_point() else value.dtype)
+                table = not widen_words and name.endswith(WORDS) and value.dtype.itemsize < dtype.itemsize
+                tensors[name] = value.to(device, value.dtype if table or not value.is_floating_point() else dtype)
     except SafetensorError as error:
         raise ModelUnsupported(f"model {folder.name!r}: model.safetensors cannot be read: {error}") from error
     return tensors

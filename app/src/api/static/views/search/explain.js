@@ -5,7 +5,7 @@ import { keyText, many } from "../../figures.js";
 import { facts } from "../../widgets.js";
 import { matchedIn } from "./highlight.js";
 
-const STAGES = { embed: "Embedding the query", store: "Searching the store", rank: "Diversity", passages: "Choosing passages", rerank: "Reranking" };
+const STAGES = { embed: "Embedding the query", store: "Searching the store", rank: "Diversity", group: "Grouping", passages: "Choosing passages", rerank: "Reranking" };
 
 /** `found`: the answer of the service. `words`: those of the query; `about`: what a score means; `score` formats one. */
 export function explained(found, { mode, words, about, score }) {

@@ -4,9 +4,9 @@ import { h } from "../../dom.js";
 import { MODES, SIZES } from "./state.js";
 
 const NAMES = {
-  hybrid: ["Meaning + words", "ranks by meaning and by matching words; also finds codes"],
   vector: ["Meaning", "finds rows with the same meaning, also in other words"],
   keyword: ["Words", "finds rows that contain the words"],
+  hybrid: ["Both", "ranks by meaning and by matching words; also finds codes"],
 };
 
 /**
@@ -20,11 +20,12 @@ export function searchForm(collections, { submit, choose }) {
     collections.map((each) => h("option", { value: each }, each)),
   );
   const query = h("input", { type: "search", id: "query", autocomplete: "off", enterkeyhint: "search", maxlength: "8000", placeholder: "For example: leaking pump, or 4711" });
-  const modes = MODES.map((mode) => h("input", { type: "radio", name: "mode", value: mode, id: `mode-${mode}` }));
+  const modes = Object.keys(NAMES).map((mode) => h("input", { type: "radio", name: "mode", value: mode, id: `mode-${mode}` }));
   const size = h("select", { id: "size" }, SIZES.map((each) => h("option", { value: each }, each)));
   const variety = h("input", { type: "range", id: "variety", min: "0", max: "90", step: "10", oninput: () => tell() });
   const told = h("output", { for: "variety" });
   const least = h("input", { type: "number", id: "least", step: "any", placeholder: "any" });
+  const group = h("input", { type: "checkbox" });
   const passages = h("input", { type: "checkbox" });
   const explain = h("input", { type: "checkbox" });
   const tell = () => {
@@ -39,6 +40,7 @@ export function searchForm(collections, { submit, choose }) {
     k: Number(size.value),
     variety: Number(variety.value),
     min: least.value === "" ? null : Number(least.value),
+    group: group.checked,
     passages: passages.checked,
     explain: explain.checked,
   });
@@ -56,6 +58,7 @@ export function searchForm(collections, { submit, choose }) {
       h("div", { class: "field" }, h("label", { for: "size" }, "Rows"), size),
       h("div", { class: "field" }, h("label", { for: "variety" }, "Variety ", told), variety),
       h("div", { class: "field" }, h("label", { for: "least" }, "Minimum score"), least),
+      h("label", { class: "check" }, group, "Group nearly identical rows"),
       h("label", { class: "check" }, passages, "All matching passages"),
       h("label", { class: "check" }, explain, "Explain"),
     ),
@@ -88,9 +91,10 @@ export function searchForm(collections, { submit, choose }) {
     size.value = state.k;
     variety.value = state.variety;
     least.value = state.min ?? "";
+    group.checked = state.group;
     passages.checked = state.passages;
     explain.checked = state.explain;
-    if (state.variety > 0 || state.min !== null || state.passages || state.explain) options.open = true;
+    if (state.variety > 0 || state.min !== null || !state.group || state.passages || state.explain) options.open = true;
     tell();
   }
   return { element, values, show, focus: () => (query.focus(), query.select()) };

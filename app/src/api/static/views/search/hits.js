@@ -1,13 +1,18 @@
 // The hits of a search: score, text with the words marked, fields and actions.
 
+import { post } from "../../api.js";
 import { fill, h, hidden, plain } from "../../dom.js";
-import { ago, note, number } from "../../parts.js";
+import { many, percent } from "../../figures.js";
+import { ago, failure, loading, note, number } from "../../parts.js";
 import { openRow } from "../row.js";
 import { explained, milliseconds } from "./explain.js";
 import { firstOf, highlighted, wordsOf } from "./highlight.js";
+import { filterOf } from "./state.js";
 
+const FLOOR = 0.2; // of relevance: a hit below it is probably irrelevant
 const LONGEST = 700;
 const BEFORE = 160;
+const MOST_ALIKE = 50;
 let made = 0;
 const SCORES = {
   vector: "Cosine similarity of query and text: 1 means the same, 0 unrelated.",
@@ -20,20 +25,41 @@ export function results(found, state, labels, more) {
   const mode = state.like === null ? state.mode : "vector";
   const words = state.like === null ? wordsOf(state.q) : [];
   // BM25 has no upper bound, so a bar could only compare a hit with the best one, however bad that is.
-  const share = (score) => (mode === "keyword" ? null : Math.max(0, Math.min(1, score)));
+  const share = mode === "keyword" ? () => null : nearness;
   return [
     found.stale_since && note("warning", "SAP HANA is unavailable. Rows are as of the last complete sync, ", ago(found.stale_since), "."),
-    found.notes.map((each) => note("info", each)),
+    found.notes.filter((each) => !irrelevant(found) || !each.startsWith("nothing relevant")).map((each) => note("info", `${each.charAt(0).toUpperCase()}${each.slice(1)}`)),
     mode === "hybrid" && state.min !== null && note("info", "In this mode the minimum score applies to the cosine similarity, not to the score shown."),
-    h("p", { class: "summary" }, counted(found.hits.length), h("span", { class: "muted" }, ` in ${milliseconds(total(found.took_ms))}`)),
+    h("p", { class: "summary" }, said(found), irrelevant(found) ? ". The nearest rows:" : h("span", { class: "muted" }, ` in ${milliseconds(total(found.took_ms))}`)),
     found.hits.length === 0 && nothing(state),
-    h("ol", { class: "hits" }, found.hits.map((hit) => h("li", null, card(hit, state, { words, share, mode, labels, more })))),
+    listed(found.hits, (hit) => card(hit, state, { words, share, mode, labels, more })),
     state.explain && explained(found, { mode, words, about: SCORES[mode], score }),
   ];
 }
 
-export function counted(hits) {
-  return hits === 1 ? "1 row" : `${hits} rows`;
+function nearness(score) {
+  return Math.max(0, Math.min(1, score));
+}
+
+/** A line parts the relevant hits from weaker ones below them. */
+function listed(hits, show) {
+  const list = (some) => h("ol", { class: "hits" }, some.map((hit) => h("li", null, show(hit))));
+  const first = hits.findIndex(weak);
+  if (first < 1 || !hits.slice(first).every(weak)) return list(hits);
+  return [list(hits.slice(0, first)), h("p", { class: "small muted" }, "Probably irrelevant:"), list(hits.slice(first))];
+}
+
+/** What was found, in a sentence. */
+export function said(found) {
+  return irrelevant(found) ? "Nothing relevant found" : `${many(found.hits.length, "row")} found`;
+}
+
+function irrelevant({ hits }) {
+  return hits.length > 0 && hits.every(weak);
+}
+
+function weak({ relevance }) {
+  return typeof relevance === "number" && relevance < FLOOR;
 }
 
 function card(hit, state, { words, share, mode, labels, more }) {
@@ -45,32 +71,53 @@ function card(hit, state, { words, share, mode, labels, more }) {
       "div",
       { class: "hit-head" },
       h("h2", { id }, h("button", { type: "button", class: "link", onclick: () => openRow(state.collection, hit.id) }, keyOf(hit, labels))),
-      h(
+      share && h(
         "span",
         { class: "score", title: SCORES[mode] },
-        bar(share(hit.score)),
-        hidden("Score "),
-        h("span", { class: "score-figure" }, score(hit.score)),
+        typeof hit.relevance === "number"
+          ? [bar(hit.relevance, weak(hit)), hidden("Relevance "), h("span", { class: "score-figure" }, percent(hit.relevance))]
+          : [bar(share(hit.score)), hidden("Score "), h("span", { class: "score-figure" }, score(hit.score))],
       ),
     ),
     passages(hit, words),
+    hit.similar > 0 && grouped(hit, state, (each) => card(each, state, { words, share: null, mode, labels, more })),
     h(
       "div",
       { class: "hit-foot" },
-      fields(hit.metadata, labels),
+      fields(hit, labels),
       h(
         "div",
         { class: "hit-tools" },
-        h("button", { type: "button", class: "small quiet", "aria-describedby": id, onclick: () => more(hit.id) }, "More like this"),
+        h("button", { type: "button", class: "small quiet", "aria-describedby": id, onclick: () => more(hit.id) }, "Similar rows"),
         h("button", { type: "button", class: "small quiet", "aria-describedby": id, onclick: () => openRow(state.collection, hit.id) }, "Whole row"),
       ),
     ),
   );
 }
 
-function bar(share) {
+function bar(share, faint = false) {
   if (share === null) return null;
-  return h("span", { class: "score-bar", "aria-hidden": "true" }, h("span", { style: { width: `${Math.round(share * 100)}%` } }));
+  return h("span", { class: faint ? "score-bar faint" : "score-bar", "aria-hidden": "true" }, h("span", { style: { width: `${Math.round(share * 100)}%` } }));
+}
+
+/** The rows that one hit stands for are its nearest ones. They are asked for when they are wanted. */
+function grouped(hit, state, show) {
+  const list = h("ol", { class: "alike" });
+  const name = `${number(hit.similar)} more like this`;
+  const opened = async () => {
+    if (!details.open || list.childElementCount > 0) return;
+    fill(list, h("li", null, loading()));
+    try {
+      const filter = filterOf(state.filters);
+      const body = { like: hit.id, k: Math.min(hit.similar, MOST_ALIKE), ...(filter && { filter }) };
+      const { hits } = await post(`/v1/collections/${encodeURIComponent(state.collection)}/search`, body);
+      fill(list, hits.map((each) => h("li", null, show(each))));
+    } catch (error) {
+      fill(list, h("li", null, failure(error)));
+    }
+  };
+  const details = h("details", { class: "group", ontoggle: opened }, h("summary", null, name), list);
+  return details;
 }
 
 /** Names (unless not `named`) and values of the key; foreign records have an id only. */
@@ -110,8 +157,9 @@ function whole(text, at) {
   return /[\udc00-\udfff]/.test(text.charAt(at)) ? at + 1 : at;
 }
 
-function fields(metadata, labels) {
-  const entries = labels.entries(metadata).filter(([, value]) => value !== null);
+/** Without those that stand in the key above. */
+function fields({ key, metadata }, labels) {
+  const entries = labels.entries(metadata).filter(([name, value]) => value !== null && !Object.hasOwn(key, name));
   if (entries.length === 0) return null;
   return h(
     "dl",

@@ -18,6 +18,7 @@ export function read({ path, query }) {
     variety: between(query.get("variety"), 0, 100) ?? 0,
     min: between(query.get("min"), -1, 1000),
     like: query.get("like"),
+    group: query.get("group") !== "0",
     passages: query.get("passages") === "1",
     explain: query.get("explain") === "1",
     filters: filtersIn(query.get("filters")),
@@ -33,6 +34,7 @@ export function hashOf(state) {
   if (state.k !== SIZES[0]) query.set("k", state.k);
   if (state.variety > 0) query.set("variety", state.variety);
   if (state.min !== null) query.set("min", state.min);
+  if (!state.group) query.set("group", "0");
   if (state.passages) query.set("passages", "1");
   if (state.explain) query.set("explain", "1");
   if (Object.keys(state.filters).length > 0) query.set("filters", JSON.stringify(state.filters));
@@ -43,7 +45,7 @@ export function hashOf(state) {
 /** The body of POST .../search; null when nothing is looked for. */
 export function request(state) {
   if (state.like === null && state.q.trim() === "") return null;
-  const body = state.like === null ? { query: state.q, mode: state.mode } : { like: state.like };
+  const body = state.like === null ? { query: state.q, mode: state.mode, group: state.group } : { like: state.like };
   body.k = state.k;
   const filter = filterOf(state.filters);
   if (filter !== null) body.filter = filter;
