@@ -285,6 +285,17 @@ def test_a_broken_export_does_not_look_whole(
         client.get(ROWS, headers={"Accept": "text/csv"})
 
 
+def test_an_export_ends_with_the_right_to_it(client: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def no_more(scope: Any) -> bool:
+        return False
+
+    assert len(exported(client)) == 26, "one page is asked for only once"
+    monkeypatch.setattr(routes, "_EXPORTED_AT_ONCE", 4)
+    monkeypatch.setattr(routes, "still_may", no_more)
+    with pytest.raises(httpx.RemoteProtocolError):
+        client.get(ROWS, headers={"Accept": "text/csv"})
+
+
 # -------------------------------------------------------------------------------------------------------------- others
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import threading
 import time
 from collections import Counter
@@ -113,12 +114,13 @@ class Labels:
         return found
 
     def _look(self, key: tuple[str, str], read: Callable[[], T], nothing: T) -> T:
-        """Return the result of `read`, which runs in a thread: the last one while it takes longer than _WAIT."""
+        """Return the result of `read`, which runs in a thread; the last one while it is read anew. Only the first
+        readers wait, at most _WAIT."""
         with self._lock:
             now, look = time.monotonic(), self._looks.get(key)
             if look is None or (look.done.is_set() and now >= look.until):
                 self._looks.pop(key, None)
-                look = self._looks[key] = _Look(nothing if look is None else look.result, now)
+                look = self._looks[key] = _Look(nothing, now) if look is None else _Look(look.result, -math.inf)
                 while len(self._looks) > _MOST_KEPT:
                     del self._looks[next(iter(self._looks))]
                 threading.Thread(target=_run, args=(look, read), name="owl-sap-labels", daemon=True).start()
