@@ -38,14 +38,16 @@ _SHORTEST_STEM = 4
 _SHORTEST_BEGINNING = 5  # letters of a stem that may begin a longer word: Pumpe, Pumpengehäuse
 # Letters of a stem that may end a longer word: Karton, Wellpappkarton; with fewer, table would match stable.
 _SHORTEST_END = 6
+_SHORTEST_MISTYPED = 6  # letters of a word that may be mistyped: with fewer, motor would match rotor
+_TRANSCRIBED = re.compile("(?<=[aou])e")
 
 
 def folded(word: str) -> str:
-    """Return a word without case and accents: ä becomes a, ß becomes ss."""
-    if word.isascii():
-        return word.lower()
-    parts = unicodedata.normalize("NFD", word.casefold())
-    return "".join(part for part in parts if not unicodedata.combining(part))
+    """Return a word without case and accents: ä and ae become a, ß becomes ss."""
+    if not word.isascii():
+        parts = unicodedata.normalize("NFD", word.casefold())
+        word = "".join(part for part in parts if not unicodedata.combining(part))
+    return _TRANSCRIBED.sub("", word.lower())
 
 
 # Grammatical words without content.
@@ -94,8 +96,8 @@ class Coverage:
 
 @lru_cache(maxsize=100_000)
 def related(asked: str, other: str) -> bool:
-    """Return whether two folded words match: same stem, or one stem inside a longer word. A number matches only itself,
-    with or without leading zeros."""
+    """Return whether two folded words match: same stem, one stem inside a longer word, or one letter missing, added,
+    replaced or swapped. A number matches only itself, with or without leading zeros."""
     if asked == other:
         return True
     if not (asked.isalpha() and other.isalpha()):
@@ -107,7 +109,20 @@ def related(asked: str, other: str) -> bool:
         return True
     if len(one) >= _SHORTEST_END and (two.endswith(one) or other.endswith(one)):
         return True
-    return len(two) >= _SHORTEST_BEGINNING and one.startswith(two) and len(one) - len(two) <= 3
+    if len(two) >= _SHORTEST_BEGINNING and one.startswith(two) and len(one) - len(two) <= 3:
+        return True
+    return min(len(asked), len(other)) >= _SHORTEST_MISTYPED and _mistyped(asked, other)
+
+
+def _mistyped(one: str, two: str) -> bool:
+    """Return whether two words differ by one letter or by two adjacent letters swapped: a Damerau-Levenshtein distance
+    of 1."""
+    same = next((n for n, (a, b) in enumerate(zip(one, two, strict=False)) if a != b), min(len(one), len(two)))
+    if len(one) == len(two):
+        swapped = one[same : same + 2] == two[same : same + 2][::-1] and one[same + 2 :] == two[same + 2 :]
+        return swapped or one[same + 1 :] == two[same + 1 :]
+    longer, shorter = (one, two) if len(one) > len(two) else (two, one)
+    return longer[same + 1 :] == shorter[same:]
 
 
 @lru_cache(maxsize=100_000)

@@ -18,7 +18,8 @@ from connector.stores.records import best_per_document
 # eighth. Tuned on one half of benchmarks/queries (docs/search.md).
 WORDS_WEIGHT, WORDS_POWER = 0.5, 3.0
 FEWEST_ROWS = 100  # with fewer rows, the backdrop cannot be separated from the content
-HUBNESS = 0.3
+# Closeness is this share of the cosine, and for the rest the cosine without the backdrop.
+COSINE_SHARE, HUBNESS = 0.5, 0.3
 # Rows are alike if they share this part of their words, numbers apart; less suffices if their vectors without the
 # backdrop have this cosine. Of the demo's rows, no pair about different things shares 0.7 of its words; with three
 # models, the two lower bounds together join one wrong pair.
@@ -63,12 +64,13 @@ class Backdrop:
 def closeness(
     queries: NDArray[np.floating[Any]], vectors: NDArray[np.floating[Any]], backdrop: Backdrop | None
 ) -> NDArray[np.float64]:
-    """Return the closeness (n, m) of unit vectors (n, d) to unit queries (m, d): the cosine; with a backdrop the mean
-    of the cosines with and without it."""
+    """Return the closeness (n, m) of unit vectors (n, d) to unit queries (m, d): the cosine; with a backdrop the
+    weighted mean of the cosines with and without it."""
     rows, asked = vectors.astype(np.float64), queries.astype(np.float64)
     close: NDArray[np.float64] = rows @ asked.T
     if backdrop is not None:
-        close = (close + backdrop.without(rows) @ backdrop.without(asked).T) / 2
+        without = backdrop.without(rows) @ backdrop.without(asked).T
+        close = COSINE_SHARE * close + (1 - COSINE_SHARE) * without
     return close
 
 

@@ -19,6 +19,8 @@ SATURATION, LENGTH_SHARE = 1.2, 0.75
 
 # Separators of words. Other characters (M-4711/2, 2.5, A_B) join the parts of one word.
 _BETWEEN = re.compile(r"[\s;()\[\]{}<>!?\"|=*]+|,(?!\d)|(?<!\d),")
+_TRANSCRIBED = str.maketrans({"ä": "ae", "ö": "oe", "ü": "ue", "ß": "ss"})
+_UMLAUT = re.compile("ae|oe|(?<![aeq])ue")  # not in neue, Steuer, Frequenz
 _PART = re.compile(r"(?:[^\W_][\u0300-\u036f]*)+")
 
 
@@ -42,10 +44,17 @@ def words(text: str) -> tuple[Word, ...]:
     return tuple(found.values())
 
 
+def _umlaut(transcribed: re.Match[str]) -> str:
+    return "äöü"["aou".index(transcribed[0][0])]
+
+
 def _alternatives(word: str) -> tuple[str, ...]:
-    """Return spellings with and without leading zeros, because a number may be stored or searched with either."""
+    """Return spellings with and without leading zeros, and with and without umlauts, because either may be stored or
+    searched."""
     if not (word.isascii() and word.isdigit()):
-        return (word,)
+        written = word.lower()
+        others = [written.translate(_TRANSCRIBED), _UMLAUT.sub(_umlaut, written)]
+        return (word, *(each for each in others if each != written))
     plain = word.lstrip("0") or "0"
     if len(plain) < 3 and plain == word:
         return (word,)

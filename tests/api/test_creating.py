@@ -98,6 +98,11 @@ def test_a_schedule_starts(client: httpx.Client) -> None:
     assert client.get(f"{PATH}/parts").json()["next_sync"] is not None
 
 
+def test_examples_of_queries(client: httpx.Client) -> None:
+    assert client.post(PATH, json=BLOCK | {"examples": ["oil, pump", "chair"]}).status_code == 201
+    assert client.get(f"{PATH}/parts").json()["examples"] == ["oil, pump", "chair"]
+
+
 def test_of_clients(client: httpx.Client, file: Path) -> None:
     assert client.post(PATH, json={"name": "notes", "documents": True}).status_code == 201
     assert blocks(file)[1] == {"name": "notes", "documents": True}

@@ -13,14 +13,26 @@ import pytest
 from threadpoolctl import threadpool_info, threadpool_limits
 
 from app.src.access.principal import OPERATOR, Principal, Scope
+from app.src.core.backends.hashing import HashingBackend
 from app.src.service.collections import VisibleView
-from app.src.service.relevance import FLOOR, UNRELATED
-from app.src.service.search import MODES, SearchOptions, _notes
+from app.src.service.relevance import FLOOR, UNRELATED, Calibration, Calibrations
+from app.src.service.search import MODES, SearchOptions, _notes, hybrid
 from app.src.service.service import Service
 from app.src.settings import Settings
 from connector.cancellation import Cancellation, cancelled_by, current
 from connector.errors import ModelMismatch
-from connector.model import CollectionSpec, Column, Filter, IndexUse, ModelSource, Recipe, TableRef
+from connector.model import (
+    CollectionSpec,
+    Column,
+    Filter,
+    Hit,
+    IndexUse,
+    ModelSource,
+    Recipe,
+    Sample,
+    StoredText,
+    TableRef,
+)
 from connector.stores import ranking
 from connector.stores.local.store import LocalView
 from connector.stores.ranking import FEWEST_ROWS, HUBNESS, Backdrop
@@ -625,3 +637,54 @@ def test_rows_without_words_are_not_alike(service: Service, source: TableSource)
     service.sync.run("materials")
     found = service.search.run("materials", "4711", 9, options=SearchOptions("vector", group=True), principal=OPERATOR)
     assert [hit.similar for hit in found.hits] == [0] * 9
+
+
+def embedded(texts: list[str]) -> Any:
+    backend = HashingBackend("hash:64")
+    return backend.forward(backend.tokenize(texts))
+
+
+class TwoLanguages:
+    """A view of rows in English and German, of which `hidden` may not be seen."""
+
+    key = ("materials", 1, "null")
+
+    def __init__(self, *hidden: str) -> None:
+        names = {"1": ("hydraulic pump", "Aggregat"), "2": ("garden hose", "Schlauch"), "3": ("office chair", "Stuhl")}
+        rows = {f'["{key}","{code}"]': each["ED".index(code)] for key, each in names.items() for code in "ED"}
+        self.rows = {id_: text for id_, text in rows.items() if id_ not in hidden}
+
+    def search(self, vector: Any, k: int, where: Filter | None) -> list[Hit]:
+        assert where == {"SPRAS": "D"}
+        german = [Hit(id_, 0.0, text, {"SPRAS": "D"}) for id_, text in self.rows.items() if '"D"' in id_]
+        return [replace(hit, score=float(row @ vector)) for hit, row in zip(german, self.vectors(german), strict=True)]
+
+    def keyword(self, text: str, k: int, where: Filter | None) -> list[Hit]:
+        return []
+
+    def texts(self, ids: Any) -> list[StoredText]:
+        return [StoredText(id_, 0, self.rows[id_], {}, 0) for id_ in ids if id_ in self.rows]
+
+    def sample(self, count: int, *, texts: bool) -> Sample:
+        return Sample(self.texts(self.rows), len(self.rows))
+
+    def vectors(self, chunks: Any) -> Any:
+        return embedded([chunk.text for chunk in chunks])
+
+
+def test_a_row_is_judged_by_its_translation_too_if_the_caller_may_see_it() -> None:
+    query = "hydraulic pump"
+
+    def scores(*hidden: str) -> dict[str, float]:
+        view: Any = TwoLanguages(*hidden)
+        known = Calibrations().of(view, None, ("MATNR", "SPRAS"))
+        ranked = hybrid(view, query, embedded([query])[0], 9, {"SPRAS": "D"}, known)
+        return {hit.id: hit.score for hit in ranked.hits}
+
+    seen, hidden = scores(), scores('["1","E"]')
+    german = '["1","D"]'
+    assert set(seen) == {german, '["2","D"]', '["3","D"]'}, "translations judge, and are no hits"
+    assert max(seen, key=lambda id_: seen[id_]) == german
+    assert seen[german] > hidden[german] + 0.3, "the English row is out of sight"
+    assert Calibrations().of(TwoLanguages(), None, ("MATNR", "LINE")).translations(german) == []  # type: ignore[arg-type]
+    assert Calibration(None, language=0, languages=("E", "D")).translations("record:7") == []

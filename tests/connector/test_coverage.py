@@ -128,3 +128,28 @@ def test_what_a_word_answers_is_found_out_once(monkeypatch: pytest.MonkeyPatch) 
 def test_a_stem_is_a_beginning_of_four_letters_and_more(word: str) -> None:
     assert word.startswith(stem(word))
     assert len(stem(word)) >= min(4, len(word))
+
+
+@pytest.mark.parametrize(
+    ("asked", "other", "same"),
+    [
+        ("sicherheitsvential", "sicherheitsventil", True),  # one letter added
+        ("keilreimen", "keilriemen", True),  # two swapped
+        ("gearbx", "gearbox", True),
+        ("bearing", "bearlng", True),
+        ("motor", "rotor", False),  # too short to be called mistyped
+        ("pumpen", "stumpf", False),
+        ("210.4a", "210.5a", False),
+        ("471100", "471101", False),
+    ],
+)
+def test_one_mistyped_letter_of_a_longer_word(asked: str, other: str, same: bool) -> None:
+    assert related(asked, other) == related(other, asked) == same
+
+
+@pytest.mark.parametrize(
+    ("asked", "text"), [("Oelfilter", "Ölfilter 5 l"), ("Maß", "MASS"), ("Schlüssel", "SCHLUESSEL")]
+)
+def test_umlauts_and_their_transcription_are_the_same(asked: str, text: str) -> None:
+    assert Coverage((asked,)).of(text) == 1.0
+    assert Coverage((text.split()[0],)).of(asked) == 1.0

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from connector.model import Hit
-from connector.stores.ranking import FEWEST_ROWS, Backdrop, blend, closeness, groups, mmr, overlap, units
+from connector.stores.ranking import COSINE_SHARE, FEWEST_ROWS, Backdrop, blend, closeness, groups, mmr, overlap, units
 
 
 def hits(*ids: str, number: int = 0) -> list[Hit]:
@@ -52,7 +52,7 @@ def test_what_all_rows_have_in_common_does_not_count():
     query /= np.linalg.norm(query)
     right = np.arange(FEWEST_ROWS) % 6 == 0
     plain, both = (closeness(query[None, :], rows, each)[:, 0] for each in (None, backdrop))
-    without = 2 * both - plain
+    without = (both - COSINE_SHARE * plain) / (1 - COSINE_SHARE)
     assert plain == pytest.approx(rows.astype(float) @ query.astype(float))
     assert plain[right].min() < plain[~right].max(), "language and what all have in common decide"
     assert without[right].min() > without[~right].max() + 0.5

@@ -79,3 +79,17 @@ def test_common_words_are_left_out_of_large_collections_unless_alone():
     assert worth_it(found, [900, 200, 0], 1000) == [1, 2]
     assert worth_it(found, [900, 800, 700], 1000) == [0, 1, 2]
     assert (most_common(999), most_common(1000)) == (999, 200)
+
+
+@pytest.mark.parametrize(
+    ("word", "alternatives"),
+    [
+        ("Schlüssel", ("Schlüssel", "schluessel")),
+        ("SCHLUESSEL", ("SCHLUESSEL", "schlüssel")),
+        ("Maß", ("Maß", "mass")),
+        ("neue", ("neue",)),
+        ("Frequenz", ("Frequenz",)),
+    ],
+)
+def test_umlauts_are_searched_in_both_spellings(word: str, alternatives: tuple[str, ...]) -> None:
+    assert words(word)[0].alternatives == alternatives

@@ -6,7 +6,9 @@ from __future__ import annotations
 import math
 import threading
 import time
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -15,7 +17,10 @@ from numpy.typing import NDArray
 from app.src.service.collections import VisibleView
 from app.src.service.wiring import EngineEmbedder
 from connector.cancellation import Cancellation, cancelled_by
+from connector.discovery.sap_tables import COLUMNS
+from connector.document.document import document_id, parse_id
 from connector.stores.ranking import Backdrop, closeness, units, without_hubs
+from connector.stores.records import FOREIGN
 from connector.stores.scan import single_threaded
 
 FLOOR = 0.2  # a hit below it is probably irrelevant
@@ -23,6 +28,7 @@ SAMPLED = 2_000  # rows whose vectors calibrate a collection
 # Cached calibrations, by collection and row filter. One costs several searches; a few new rows hardly change it.
 CALIBRATIONS, CALIBRATION_SECONDS = 256, 60.0
 NO_BACKDROP_SECONDS = 5.0  # how long "too few rows" is cached: a sync may be adding more
+LANGUAGES = 4  # in which a row's translations are looked for
 # Relevance of a score equal to the median and to this quantile of the unrelated queries' best scores.
 _USUAL, _QUANTILE = 0.05, 0.95
 _NARROWEST = 0.02  # distance of the two, in cosines, where unrelated queries score alike
@@ -127,12 +133,23 @@ class Scale:
 @dataclass(frozen=True, slots=True)
 class Calibration:
     """What is known of a collection's visible rows and one model. `unrelated`: unit vectors of UNRELATED, None without
-    a model. `cosine`, `near`: the scales of cosines and of `nearness`, None without a model or rows."""
+    a model. `cosine`, `near`: the scales of cosines and of `nearness`, None without a model or rows.
+    `language`: the key column that holds a language; `languages`: the most frequent ones there, at most LANGUAGES."""
 
     backdrop: Backdrop | None
     unrelated: NDArray[np.float64] | None = None
     cosine: Scale | None = None
     near: Scale | None = None
+    language: int = -1
+    languages: tuple[str, ...] = ()
+
+    def translations(self, id_: str) -> list[str]:
+        """Return the ids that the same row has in the other languages; [] if its key has no language."""
+        if len(self.languages) < 2 or id_.startswith(FOREIGN):
+            return []
+        key = parse_id(id_)
+        before, after, mine = key[: self.language], key[self.language + 1 :], key[self.language]
+        return [document_id((*before, other, *after)) for other in self.languages if other != mine]
 
     def nearness(self, queries: NDArray[np.floating[Any]], vectors: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return the closeness (n, m) of unit vectors (n, d) to unit queries (m, d), corrected for hubs."""
@@ -150,7 +167,7 @@ class Calibrations:
         self._known: dict[tuple[tuple[str, int, str], str], tuple[threading.Lock, float, Calibration]] = {}
         self._unrelated: dict[str, NDArray[np.float64]] = {}
 
-    def of(self, view: VisibleView, embedder: EngineEmbedder | None) -> Calibration:
+    def of(self, view: VisibleView, embedder: EngineEmbedder | None, key_columns: Sequence[str] = ()) -> Calibration:
         """Return the calibration of the rows of `view`, from a sample. `embedder` None: the backdrop alone. The first
         call embeds UNRELATED. Raises the errors of the view and the engine."""
         key = view.key, embedder.fingerprint if embedder is not None else ""
@@ -163,13 +180,19 @@ class Calibrations:
             _, end, known = self._known.get(key, (lock, end, known))
             if time.monotonic() >= end:
                 with cancelled_by(Cancellation()):  # if this caller cancels, others still wait for it
-                    known = self._measured(view, embedder)
+                    known = self._measured(view, embedder, key_columns)
                 lasts = NO_BACKDROP_SECONDS if known.backdrop is None else CALIBRATION_SECONDS
                 self._known[key] = lock, time.monotonic() + lasts, known
             return known
 
-    def _measured(self, view: VisibleView, embedder: EngineEmbedder | None) -> Calibration:
+    def _measured(self, view: VisibleView, embedder: EngineEmbedder | None, key_columns: Sequence[str]) -> Calibration:
         sample = view.sample(SAMPLED, texts=False)
+        language = next((place for place, name in enumerate(key_columns) if name in COLUMNS["language"]), -1)
+        counted = Counter[str]()
+        if language >= 0:
+            keys = [parse_id(row.id) for row in sample.chosen if not row.id.startswith(FOREIGN)]
+            counted.update(str(key[language]) for key in keys if len(key) == len(key_columns))
+        languages = tuple(code for code, _ in counted.most_common(LANGUAGES))
         vectors = units(view.vectors(sample.chosen))
         vectors = vectors[np.any(vectors != 0, axis=1)]
         unrelated = None
@@ -179,13 +202,8 @@ class Calibrations:
                 unrelated = units(embedder.embed_queries(UNRELATED.split("\n")[1:-1]))
                 self._unrelated[embedder.fingerprint] = unrelated
         with single_threaded():
-            found = Calibration(Backdrop.of(vectors), unrelated)
+            found = Calibration(Backdrop.of(vectors), unrelated, language=language, languages=languages)
             if unrelated is None or not len(vectors):
                 return found
-            near = found.nearness(unrelated, vectors)
-            return Calibration(
-                found.backdrop,
-                unrelated,
-                Scale.of(vectors @ unrelated.T, sample.rows),
-                Scale.of(near, sample.rows),
-            )
+            cosine, near = vectors @ unrelated.T, found.nearness(unrelated, vectors)
+            return replace(found, cosine=Scale.of(cosine, sample.rows), near=Scale.of(near, sample.rows))

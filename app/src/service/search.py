@@ -42,6 +42,8 @@ Mode = Literal["vector", "keyword", "hybrid"]
 MODES: tuple[Mode, ...] = get_args(Mode)
 DEEP, DEEPEST = 50, 4000  # hits of each ranking for fusion and MMR: four times `k` within these bounds
 MOST_PASSAGES = 20  # of one hit
+# Weight of a row's translation in its closeness, and of the words that only the translation holds.
+TRANSLATION, TRANSLATED_WORDS = 0.3, 0.7
 GROUPED = 1_000  # most hits that groups are made of: each is compared with the first of every group
 PORTION = 20  # hits whose chunks are read at once: rows may be long, and all their vectors are read
 _NUMBERS = 2  # most words of a query that are looked up in keys
@@ -189,7 +191,8 @@ def hybrid(
     where: Filter | None,
     calibration: Calibration,
 ) -> _Ranked:
-    """Blend candidates found by meaning, by words and by numbers in their keys into one ranking."""
+    """Blend candidates found by meaning, by words and by numbers in their keys into one ranking. A row is also judged
+    by its translations: the rows whose key differs in the language alone."""
     words = content_words(text)
     near = view.search(vector, depth, where)
     worded = view.keyword(" ".join(words), depth, where) if words else []
@@ -205,12 +208,24 @@ def hybrid(
     candidates = [*chosen.values(), *keyed.values()]
     if not candidates:
         return _Ranked([], words=words)
-    vectors = units(view.vectors(candidates))
+    others = {hit.id: calibration.translations(hit.id) for hit in candidates}
+    asked = list(dict.fromkeys(id_ for ids in others.values() for id_ in ids))
+    translations = view.texts(asked) if asked else []
+    vectors = units(view.vectors([*candidates, *translations]))
     with single_threaded():
-        close = calibration.nearness(vector[None, :], vectors)[:, 0]
-    share = Coverage(words)
-    hits = blend(candidates, close, [share.of(f"{hit.text} {hit.id}") for hit in candidates])
-    cosines: list[float] = (vectors @ vector.astype(np.float64)).tolist()
+        close = calibration.nearness(vector[None, :], vectors)[:, 0].tolist()
+    coverage, count = Coverage(words), len(candidates)
+    share = [coverage.of(f"{hit.text} {hit.id}") for hit in candidates]
+    translated = dict[str, list[tuple[float, float]]]()  # by row id: closeness and coverage of each chunk
+    for other, near_ in zip(translations, close[count:], strict=True):
+        translated.setdefault(other.id, []).append((near_, coverage.of(other.text)))
+    for place, hit in enumerate(candidates):
+        if found := [pair for id_ in others[hit.id] for pair in translated.get(id_, ())]:
+            nearest, held = map(max, zip(*found, strict=True))
+            close[place] += TRANSLATION * (nearest - close[place])
+            share[place] = max(share[place], TRANSLATED_WORDS * held)
+    hits = blend(candidates, close[:count], share)
+    cosines: list[float] = (vectors[:count] @ vector.astype(np.float64)).tolist()
     of_chunk = {(hit.id, hit.number): cosine for hit, cosine in zip(candidates, cosines, strict=True)}
     shown = {hit.id: of_chunk[hit.id, hit.number] for hit in hits}
     return _Ranked(hits, shown, near, worded, words, len(keyed))
@@ -395,7 +410,8 @@ class Search:
     def _calibrate(self, request: _Request) -> None:
         """Set the request's calibration if relevance, hybrid or groups need it."""
         if request.vector is not None and isinstance(request.query, str):
-            request.calibration = self._calibrations.of(request.view, self._embedder(request.stored))
+            embedder, key = self._embedder(request.stored), request.stored.key
+            request.calibration = self._calibrations.of(request.view, embedder, key)
         elif request.options.group:
             request.calibration = self._calibrations.of(request.view, None)
 
