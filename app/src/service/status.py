@@ -274,5 +274,6 @@ def _engine(engine: EmbeddingEngine) -> dict[str, Any]:
     chosen = ("precision", "precision_reason", "path", "path_reason")
     return {
         **{key: getattr(engine, key) for key in _OF_ENGINE},
+        "languages": list(engine.languages),
         "device": device | {key: getattr(engine, key) for key in chosen},
     }
