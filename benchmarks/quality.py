@@ -4,7 +4,7 @@
 
     found     hit@1, hit@3, hit@10 and MRR of vector, keyword and hybrid, for the demo's models ("proposed":
               those that `owl-sap plan` proposes) and for each model in all collections; by half, direction of
-              languages and, for hybrid, kind. hybrid's hit@3 on the half that nothing was tuned on, with the proposed models:
+              languages and, for hybrid, kind. hybrid's hit@3 on the half that nothing was tuned on, proposed models:
               de-de >= 0.85, en-de and de-en >= 0.80, English >= 0.88
     latency   milliseconds of one search, k = 10, query embedded each time: median and 95th percentile over every
               fifth English query, with the proposed models

@@ -98,6 +98,11 @@ def test_a_schedule_starts(client: httpx.Client) -> None:
     assert client.get(f"{PATH}/parts").json()["next_sync"] is not None
 
 
+def test_examples_of_queries(client: httpx.Client) -> None:
+    assert client.post(PATH, json=BLOCK | {"examples": ["oil, pump", "chair"]}).status_code == 201
+    assert client.get(f"{PATH}/parts").json()["examples"] == ["oil, pump", "chair"]
+
+
 def test_of_clients(client: httpx.Client, file: Path) -> None:
     assert client.post(PATH, json={"name": "notes", "documents": True}).status_code == 201
     assert blocks(file)[1] == {"name": "notes", "documents": True}
@@ -275,3 +280,19 @@ def test_a_block_added_by_hand_needs_no_restart(client: httpx.Client, service: S
         assert time.monotonic() < deadline
         time.sleep(0.1)  # the file is looked at twice a second
     assert "notes" in [each["collection"] for each in client.get(PATH).json()]
+
+
+def test_a_worker_beside_the_service_takes_its_jobs(
+    file: Path, source: TableSource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.src.service.background._FILE_SECONDS", 0.05)
+    loaded = load(file, {("api", "job_workers"): 0, ("api", "run_schedules"): False})
+    with (
+        closing(Service(loaded.settings, source=source, file=file)) as service,
+        closing(Service(load(file).settings, source=source, file=file)) as worker,
+        serving(service) as client,
+    ):
+        worker.background.run(1, schedules=True)
+        assert client.post(PATH, json=BLOCK).status_code == 201
+        job = client.post(f"{PATH}/parts/sync", json={}).json()["job"]
+        assert until_over(client, job)["state"] == "succeeded"

@@ -121,7 +121,7 @@ def test_info(shared: Client) -> None:
 def test_openapi_says_what_the_routes_answer(shared: Client) -> None:
     document = shared.get("/openapi.json").json()
     shapes = document["components"]["schemas"]
-    assert set(shapes["CollectionBody"]["properties"]) == set(shared.get("/v1/collections/materials").json())
+    assert set(shapes["CollectionDetails"]["properties"]) == set(shared.get("/v1/collections/materials").json())
     job = finished(shared, shared.post("/v1/collections/materials/sync").json()["job"])
     assert set(shapes["JobBody"]["properties"]) == set(job)
     for name, path in document["paths"].items():

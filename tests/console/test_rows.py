@@ -66,6 +66,7 @@ def address(emulator: Emulator, tmp_path_factory: pytest.TempPathFactory) -> Ite
 
 def numbers(page: Page) -> list[int]:
     """Of the rows shown, once they are those asked for."""
+    expect(page.locator("tbody tr").first).to_be_visible()
     expect(page.locator(".results")).not_to_have_attribute("aria-busy", "true")
     return [int(key.split()[-1]) for key in page.locator("tbody th button").all_inner_texts()]
 

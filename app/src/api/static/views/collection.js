@@ -246,7 +246,7 @@ function figures(status) {
     ["Model", breakable(status.model ?? "–")],
     ["Dimension", status.dimension],
     ["Generation", status.generation || null],
-    ["Key", breakable((status.key ?? []).join(", "))],
+    ["Key", status.key?.length ? breakable(status.key.join(", ")) : null],
     ["Change detection", writtenByClients(status) ? null : (METHODS[status.method] ?? status.method)],
     ["Last sync", status.last_sync && moment(status.last_sync)],
     ["Last full comparison", status.last_full && moment(status.last_full)],

@@ -14,6 +14,7 @@ const LONGEST = 700;
 const BEFORE = 160;
 const MOST_ALIKE = 50;
 let made = 0;
+const RELEVANCE = "Relevance: 0 % as unrelated queries, below 20 % probably irrelevant.";
 const SCORES = {
   vector: "Cosine similarity of query and text: 1 means the same, 0 unrelated.",
   keyword: "BM25: rare words count more than frequent ones. Compare scores within one search only.",
@@ -29,7 +30,7 @@ export function results(found, state, labels, more) {
   return [
     found.stale_since && note("warning", "SAP HANA is unavailable. Rows are as of the last complete sync, ", ago(found.stale_since), "."),
     found.notes.filter((each) => !irrelevant(found) || !each.startsWith("nothing relevant")).map((each) => note("info", `${each.charAt(0).toUpperCase()}${each.slice(1)}`)),
-    mode === "hybrid" && state.min !== null && note("info", "In this mode the minimum score applies to the cosine similarity, not to the score shown."),
+    state.like === null && state.min !== null && note("info", `The minimum score applies to the ${mode === "keyword" ? "BM25 score" : "cosine similarity"}, not to the relevance shown.`),
     h("p", { class: "summary" }, said(found), irrelevant(found) ? ". The nearest rows:" : h("span", { class: "muted" }, ` in ${milliseconds(total(found.took_ms))}`)),
     found.hits.length === 0 && nothing(state),
     listed(found.hits, (hit) => card(hit, state, { words, share, mode, labels, more })),
@@ -73,7 +74,7 @@ function card(hit, state, { words, share, mode, labels, more }) {
       h("h2", { id }, h("button", { type: "button", class: "link", onclick: () => openRow(state.collection, hit.id) }, keyOf(hit, labels))),
       share && h(
         "span",
-        { class: "score", title: SCORES[mode] },
+        { class: "score", title: typeof hit.relevance === "number" ? `${RELEVANCE} Score: ${score(hit.score)}` : SCORES[mode] },
         typeof hit.relevance === "number"
           ? [bar(hit.relevance, weak(hit)), hidden("Relevance "), h("span", { class: "score-figure" }, percent(hit.relevance))]
           : [bar(share(hit.score)), hidden("Score "), h("span", { class: "score-figure" }, score(hit.score))],

@@ -169,7 +169,8 @@ class Form {
     this.preview.setAttribute("aria-busy", "true");
     try {
       const body = { template: written === this.proposed.template ? null : written, samples: SAMPLES };
-      fill(this.preview, rendered(await post(`${this.place}/preview`, body, { signal: AbortSignal.any([signal, this.context.signal]) })));
+      const ofDefault = this.model.value.trim() !== "" && h("p", { class: "small muted" }, "Tokens are counted for the service's own model.");
+      fill(this.preview, ofDefault, rendered(await post(`${this.place}/preview`, body, { signal: AbortSignal.any([signal, this.context.signal]) })));
       this.context.announce("Preview updated");
     } catch (error) {
       if (error.name === "AbortError") return undefined;
@@ -213,6 +214,8 @@ class Form {
     if (error.toml) {
       const text = h("pre", { tabindex: "0", role: "group", "aria-label": "Block to paste" }, error.toml);
       fill(this.told, note("warning", h("p", null, error.message), h("div", { class: "copied" }, text, copyButton(() => error.toml, "the block to paste", this.context.announce))));
+    } else if (error.status === 409 || error.status === 422) {
+      fill(this.told, h("div", { class: "note error", role: "alert" }, h("p", null, h("strong", null, "Not created: "), error.message)));
     } else {
       fill(this.told, failure(error));
     }
