@@ -5,7 +5,7 @@
 
     fp32     against sentence-transformers, infinity and ONNX Runtime
     auto     the precision that the probe chooses, against sentence-transformers, OpenVINO and ONNX Runtime in int8
-    multilingual   fp32 and auto, the packaged models for many languages against their packages and sentence-transformers
+    multilingual   both precisions of the packaged multilingual models, against their packages and sentence-transformers
     memory   growth of resident memory in MB, from 1,000 to 50,000 embedded rows
 
 Each engine runs in its own process at its best setting for the measured texts, as `owl-sap benchmark embed --against`
