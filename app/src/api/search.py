@@ -17,7 +17,7 @@ from app.src.api.errors import Refused
 from app.src.api.guard import AUDITED, audit, caller, still_may
 from app.src.api.requests import BOUNDED, Body, Executors, Json, Texts, answered, direct, one_of_members
 from app.src.service.browse import KEY_ORDER, MOST_IDS, POINTS, SAMPLE, Fields, Page, ReadRow
-from app.src.service.labels import FieldKind
+from app.src.service.labels import LabelledField
 from app.src.service.search import MOST_PASSAGES, FoundHit, Like, Mode, SearchOptions, mode_of
 from app.src.service.search import Query as SearchQuery
 from connector.sync.documents import NewDocument
@@ -146,18 +146,8 @@ class CollectionBody(BaseModel):
     stale_since: str | None = Field(description="while HANA is away: UTC time of the last complete sync")
 
 
-class FieldLabel(BaseModel):
-    name: str = Field(examples=["MTART"])
-    label: str = Field(description="HANA's comment of the column, else its name", examples=["Material type"])
-    type: FieldKind
-    values: dict[str, str] = Field(
-        description="texts of codes in rows that the caller may see, where a text table is known; at most 200",
-        examples=[{"ERSA": "Spare parts"}],
-    )
-
-
 class CollectionDetails(CollectionBody):
-    fields: list[FieldLabel] = Field(description="key columns, then metadata fields")
+    fields: list[LabelledField] = Field(description="key columns, then metadata fields")
     examples: list[str] = Field(description="queries to try, from the settings")
 
 
