@@ -208,12 +208,13 @@ class Catalog:
         known = KnownLanguages.of(self._parts.settings.embedding.model)
         advice = advice_on_rows(found.languages, found.sampled, known)
         if advice is not None:
-            if advice.model is None:
-                notes.insert(0, f"{advice.reason}. No packaged model knows all of them (docs/search.md).")
-            elif advice.install:
-                notes.insert(0, f'{advice.reason}. After {advice.install}, add model = "{advice.model}".')
+            reason, model, install = advice
+            if model is None:
+                notes.insert(0, f"{reason}. No packaged model knows all of them (docs/search.md).")
+            elif install:
+                notes.insert(0, f'{reason}. After {install}, add model = "{model}".')
             else:
-                block["model"], reasons["model"] = advice.model, advice.reason
+                block["model"], reasons["model"] = model, reason
         try:
             collection_of(block)
         except InvalidCollection as error:
