@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from connector.discovery.sap_tables import ISO
-from connector.discovery.sap_tables import LANGUAGE_NAMES as NAMES
+from connector.discovery.sap_tables import ISO, LANGUAGE_NAMES
 
 SAMPLE = 200  # rows to judge a table by
 _CERTAIN = 0.7  # no false alarm on 127 English queries and 3,000 English fragments; 82 % of German queries of 3+ words
@@ -23,7 +22,7 @@ _KEY = 20.0  # weight of a language key: decides for texts that do not
 _PRESENT = 0.1  # least share of the judged rows: other models cost English rows a little
 _LONGEST = 1000  # characters of a text that are looked at
 _ROUNDS = 20
-_CODES = tuple(NAMES)
+_CODES = tuple(LANGUAGE_NAMES)
 _lock, _loaded = threading.Lock(), list[Any]()
 
 
@@ -31,7 +30,7 @@ def iso(key: object) -> str:
     """Return the ISO 639-1 code of a language key: SAP's (E), ISO's (EN) or a locale (en_GB); "" for an unknown one."""
     text = str(key or "").strip()
     code = ISO.get(text, "") if len(text) == 1 else text.replace("-", "_").partition("_")[0].lower()
-    return code if code in NAMES else ""
+    return code if code in LANGUAGE_NAMES else ""
 
 
 def load() -> Any:

@@ -13,7 +13,7 @@ COLUMNS: Mapping[str, frozenset[str]] = {kind: frozenset(names.split()) for kind
 UNITS: Mapping[str, str] = _FACTS["units"]
 VALUES: Mapping[str, tuple[str, str, str]] = {name: tuple(place.split()) for name, place in _FACTS["values"].items()}
 LANGUAGE_NAMES: Mapping[str, str] = {code: each.partition(" ")[2] for code, each in _FACTS["languages"].items()}
-ISO: Mapping[str, str] = {  # by SAP's one-letter keys
+ISO: dict[str, str] = {  # by SAP's one-letter keys
     key: code for code, each in _FACTS["languages"].items() for key in each.partition(" ")[0]
 }
 TABLES: Mapping[str, Mapping[str, Any]] = _FACTS["tables"]

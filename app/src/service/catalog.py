@@ -134,15 +134,11 @@ class Catalog:
         self._check_free(block.name)
         if not block.documents:
             self._check_source(block)
-        written = {name: _without_null(given[name]) for name in type(block).model_fields if given.get(name) is not None}
+        written = {name: given[name] for name in type(block).model_fields if given.get(name) is not None}
         made = f"Created over REST by {by} on {datetime.now(UTC):%Y-%m-%d}."
         toml = collection_block(written, {"name": made})
-        file = self._collections.file
-        if file is None:
-            raise NotSaved(
-                "the service was started without a settings file: paste the block into owl-sap.toml and restart",
-                toml,
-            )
+        if (file := self._collections.file) is None:
+            raise NotSaved("the service has no settings file: paste the block into owl-sap.toml and restart", toml)
 
         def check_again(loaded: Loaded) -> None:
             self._collections.add(loaded.settings.collections)
@@ -239,10 +235,6 @@ class Catalog:
         while _in_hana(free) in taken:
             free, number = f"{name[:95]}-{number}", number + 1
         return free
-
-
-def _without_null(value: Any) -> Any:
-    return {name: each for name, each in value.items() if each is not None} if isinstance(value, dict) else value
 
 
 def _in_hana(name: str) -> str:

@@ -9,7 +9,8 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 from app.src.core.backends.packaged import PACKAGED
-from connector.discovery.languages import NAMES, of_text, present
+from connector.discovery.languages import of_text, present
+from connector.discovery.sap_tables import LANGUAGE_NAMES as NAMES
 from connector.extras import install_command
 
 if TYPE_CHECKING:
