@@ -5,7 +5,7 @@
 
     fp32     against sentence-transformers, infinity and ONNX Runtime
     auto     the precision that the probe chooses, against sentence-transformers, OpenVINO and ONNX Runtime in int8
-    multilingual   fp32, the packaged models for many languages against their packages and sentence-transformers
+    multilingual   both precisions of the packaged multilingual models, against their packages and sentence-transformers
     memory   growth of resident memory in MB, from 1,000 to 50,000 embedded rows
 
 Each engine runs in its own process at its best setting for the measured texts, as `owl-sap benchmark embed --against`
@@ -24,6 +24,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from typing import Any, Literal
 
 from app.src.benchmark import embed
@@ -65,11 +66,12 @@ def compared(precision: Precision, given: argparse.Namespace, report: Report) ->
 
 
 def multilingual(given: argparse.Namespace, report: Report) -> Iterator[Figure]:
-    for model, peers in MULTILINGUAL.items():
-        found, _ = measured(model, "fp32", tuple(peers), given, report)
+    precisions: tuple[Precision, ...] = ("fp32", "auto")
+    for (model, peers), precision in product(MULTILINGUAL.items(), precisions):
+        found, own = measured(model, precision, tuple(peers), given, report)
         for figure in found.figures:
             goal = next(target for name, target in peers.items() if f": {name} /" in figure.name)
-            yield replace(figure, name=f"{model}, {figure.name}", target=goal)
+            yield replace(figure, name=f"{model}, {own}, {figure.name}", target=goal)
 
 
 def measured(

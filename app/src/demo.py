@@ -32,7 +32,8 @@ _STOP_SECONDS = 30.0
 class Demo:
     """A context in which the emulator runs and the service is ready."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, model: str | None = None) -> None:
+        """`model` replaces the models of the collections."""
         if settings.embedding.hashing:
             raise ConfigurationError(
                 f'the demo needs a real model, "{settings.embedding.model}" is the test embedder; '
@@ -46,7 +47,8 @@ class Demo:
         examples = defaultdict(list)
         for query in self.queries:
             examples[query["collection"]].append(query["text"])
-        blocks = (block | {"examples": examples[block["name"]]} for block in document["collections"])
+        replaced = {} if model is None else {"model": model}
+        blocks = (block | replaced | {"examples": examples[block["name"]]} for block in document["collections"])
         self._collections = tuple(CollectionSettings.model_validate(block) for block in blocks)
 
     def __enter__(self) -> Demo:

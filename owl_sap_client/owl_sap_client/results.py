@@ -220,6 +220,8 @@ class Collection:
     job: str | None = None
     next_sync: str | None = None
     stale_since: str | None = None
+    model_languages: list[str] = dataclasses.field(default_factory=list)
+    model_licence: str = ""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import pytest
 from httpx import Client
 
 from app.src.access.principal import OPERATOR
+from app.src.core.backends.folder import find_folder
 from app.src.service.search import MODES, SearchOptions
 from app.src.service.service import Service
 from app.src.service.sync import BuildReport
@@ -19,6 +22,7 @@ from connector.model import ModelSource, Recipe
 from connector.stores.records import recipe_of, recipe_text
 from tests.api.conftest import TableSource, serving
 from tests.api.test_routes import finished, problem
+from tests.core.conftest import make_tiny_folder, write
 
 PLACE = "/v1/collections/materials/generations"
 NAME = "materials"
@@ -532,3 +536,22 @@ def test_a_generation_with_prompts_of_which_no_record_was_kept_is_a_mismatch(
     store.generations.record(NAME, 2, Recipe(spec, ModelSource("hash:64")))
     with pytest.raises(ModelMismatch, match=r"generation 2 .* gives other vectors.*owl-sap generations materials --sw"):
         plain.generations.embedder_of(NAME)
+
+
+def test_a_generation_made_while_prompts_of_the_folder_were_ignored_serves_on(
+    settings: Settings, source: TableSource, tmp_path: Path
+) -> None:
+    folder = make_tiny_folder(tmp_path, find_folder("all-MiniLM-L6-v2"))
+
+    def service() -> Service:
+        embedding = settings.embedding.model_copy(update={"model": str(folder), "device": "cpu"})
+        return Service(settings.model_copy(update={"embedding": embedding}), source=source)
+
+    with closing(service()) as before:
+        before.sync.run(NAME)
+    write(folder / "config_sentence_transformers.json", {"prompts": {"query": "query: ", "passage": "passage: "}})
+    with closing(service()) as after:
+        assert after.search.run(NAME, "rubber seal", 1, principal=OPERATOR).hits
+        report = after.sync.run(NAME)
+        assert isinstance(report, BuildReport)
+        assert report.serving is not None

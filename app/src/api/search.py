@@ -145,6 +145,10 @@ class CollectionBody(BaseModel):
     job: str | None
     next_sync: str | None = Field(description="UTC time by the collection's schedule; in the past: overdue")
     stale_since: str | None = Field(description="while HANA is away: UTC time of the last complete sync")
+    model_languages: list[str] = Field(
+        description="ISO 639-1 codes of the configured model's languages; empty: unknown"
+    )
+    model_licence: str = Field(description="of the configured model; empty: unknown")
 
 
 class CollectionDetails(CollectionBody):

@@ -131,6 +131,9 @@ class Generations:
                 continue
             if is_of(generation, ModelStamp.of(embedder)):
                 return embedder
+            if _prompts(recorded) == _prompts(source) == (None, None) and any(embedder.engine.prompts.values()):
+                # Earlier versions ignored the prompts of a model's folder.
+                sources.append(replace(source, query_prompt="", document_prompt=""))
             reasons.append(f"the model {embedder.model} gives other vectors")
         another = f"build another: owl-sap sync {name}, then owl-sap generations {name} --switch"
         if self._collections.block(name).documents:

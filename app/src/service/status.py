@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from app.src.core.backends.packaged import PACKAGED
 from app.src.core.nvml import snapshot_within
 from app.src.jobs.journal import StateUnusable
 from app.src.observe.checks import choices
@@ -179,6 +180,9 @@ class Status:
                     "method": (status.checkpoint.mark or {}).get("method", "full"),
                     "last_full": None if full is None else full.isoformat(),
                 }
+            model = self._parts.engine_if_loaded(name) or PACKAGED.get(self._parts.configured(name).name)
+            shown["model_languages"] = list(model.languages) if model else []
+            shown["model_licence"] = model.licence if model else ""
             entries.append(shown | self._background.shown(name, status))
         return entries
 
@@ -270,5 +274,6 @@ def _engine(engine: EmbeddingEngine) -> dict[str, Any]:
     chosen = ("precision", "precision_reason", "path", "path_reason")
     return {
         **{key: getattr(engine, key) for key in _OF_ENGINE},
+        "languages": list(engine.languages),
         "device": device | {key: getattr(engine, key) for key in chosen},
     }
