@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any, Literal
 
@@ -47,8 +47,8 @@ class OwlVectorStore(VectorStore):
     text, vector for a vector. `min_score`: compared with the score in modes vector and keyword, with the cosine in
     hybrid. `mmr_lambda`: from 0 (diverse hits among the best `depth`) to 1 (the most relevant hits).
 
-    MMR, relevance scores and vector searches use mode vector, whose scores are cosines. Relevance scores are these
-    cosines, at least 0. The asynchronous methods run in threads.
+    MMR, relevance scores and vector searches use mode vector unless another is given. Relevance scores are the hits'
+    `relevance`: 0 to 1, below 0.2 probably irrelevant. The asynchronous methods run in threads.
     """
 
     def __init__(self, collection: Any) -> None:
@@ -155,15 +155,13 @@ class OwlVectorStore(VectorStore):
     def _similarity_search_with_relevance_scores(
         self, query: str, k: int = 4, **kwargs: Any
     ) -> list[tuple[Document, float]]:
-        return super()._similarity_search_with_relevance_scores(query, k, **_relevant(kwargs))
+        hits = self.collection.search(query, k, **{"mode": "vector", **kwargs})
+        return [(_document(hit), hit.relevance or 0.0) for hit in hits]
 
     async def _asimilarity_search_with_relevance_scores(
         self, query: str, k: int = 4, **kwargs: Any
     ) -> list[tuple[Document, float]]:
-        return await super()._asimilarity_search_with_relevance_scores(query, k, **_relevant(kwargs))
-
-    def _select_relevance_score_fn(self) -> Any:
-        return lambda cosine: min(1.0, max(0.0, cosine))
+        return await run_in_executor(None, partial(self._similarity_search_with_relevance_scores, query, k, **kwargs))
 
 
 class OwlRetriever(BaseRetriever):
@@ -193,15 +191,6 @@ class OwlRetriever(BaseRetriever):
         """Pass keywords on, unlike LangChain's base method."""
         ask = partial(self._get_relevant_documents, query, run_manager=run_manager.get_sync(), **kwargs)
         return await run_in_executor(None, ask)
-
-
-def _relevant(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options with mode vector. Raises ValueError for another mode."""
-    if (mode := options.get("mode", "vector")) != "vector":
-        raise ValueError(
-            f"scores of mode {mode} do not tell how relevant a hit is; filter by min_score, or search in mode vector"
-        )
-    return {**options, "mode": "vector"}
 
 
 def _listed(name: str, values: Iterable[str]) -> list[str]:

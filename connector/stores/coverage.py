@@ -118,12 +118,13 @@ def related(asked: str, other: str) -> bool:
         return True
     if len(two) >= _SHORTEST_BEGINNING and one.startswith(two) and len(one) - len(two) <= 3:
         return True
-    return min(len(asked), len(other)) >= _SHORTEST_MISTYPED and _mistyped(asked, other)
+    alike = abs(len(asked) - len(other)) <= 1 and (asked[0] == other[0] or asked[-1] == other[-1])
+    return alike and min(len(asked), len(other)) >= _SHORTEST_MISTYPED and _mistyped(asked, other)
 
 
 def _mistyped(one: str, two: str) -> bool:
-    """Return whether two words differ by one letter or by two adjacent letters swapped: a Damerau-Levenshtein distance
-    of 1."""
+    """Return whether two words, whose lengths differ by at most 1, differ by one letter or by two adjacent letters
+    swapped: a Damerau-Levenshtein distance of 1."""
     same = next((n for n, (a, b) in enumerate(zip(one, two, strict=False)) if a != b), min(len(one), len(two)))
     if len(one) == len(two):
         swapped = one[same : same + 2] == two[same : same + 2][::-1] and one[same + 2 :] == two[same + 2 :]

@@ -7,7 +7,7 @@ thread.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal
 
@@ -86,7 +86,8 @@ class OwlSapVectorStore(VectorStore):
     """A collection as a vector store. Only collections with `documents = true` can be written; others raise Conflict.
 
     Searches take `filter` (docs/search.md), `mode` and `min_score`. A search by text uses `mode` (default hybrid); MMR,
-    relevance scores and searches by vector use the mode vector, whose scores are cosines.
+    relevance scores and searches by vector use the mode vector unless another is given. Relevance scores are the hits'
+    `relevance`: 0 to 1, below 0.2 probably irrelevant.
     """
 
     def __init__(
@@ -239,15 +240,12 @@ class OwlSapVectorStore(VectorStore):
     def _similarity_search_with_relevance_scores(
         self, query: str, k: int = 4, **options: Any
     ) -> list[tuple[Document, float]]:
-        return super()._similarity_search_with_relevance_scores(query, k, **_relevant(options))
+        return _judged(self._client.search(self._collection, query, **self._options(k, {**_VECTOR, **options})))
 
     async def _asimilarity_search_with_relevance_scores(
         self, query: str, k: int = 4, **options: Any
     ) -> list[tuple[Document, float]]:
-        return await super()._asimilarity_search_with_relevance_scores(query, k, **_relevant(options))
-
-    def _select_relevance_score_fn(self) -> Callable[[float], float]:
-        return lambda cosine: min(1.0, max(0.0, cosine))
+        return _judged(await self._asked(query, self._options(k, {**_VECTOR, **options})))
 
 
 class OwlSapRetriever(BaseRetriever):
@@ -326,20 +324,18 @@ def _spread(fetch_k: int, lambda_mult: float, options: Mapping[str, Any]) -> dic
     return {**_VECTOR, "depth": fetch_k, **options, "mmr_lambda": lambda_mult}
 
 
-def _relevant(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of a search for relevance scores. Raises ValueError for modes other than vector."""
-    wanted = {**_VECTOR, **options}
-    if wanted["mode"] != "vector":
-        raise ValueError(f"relevance scores need the mode vector, not {wanted['mode']}")
-    return wanted
-
-
 def _of_row(row: Row) -> Document:
     return Document(id=row.id, page_content=row.text, metadata=dict(row.metadata))
 
 
 def _scored(found: SearchResult) -> list[tuple[Document, float]]:
     return [(Document(id=hit.id, page_content=hit.text, metadata=dict(hit.metadata)), hit.score) for hit in found.hits]
+
+
+def _judged(found: SearchResult) -> list[tuple[Document, float]]:
+    """Return documents with their relevance; 0 where an older service gives none."""
+    relevance = (hit.relevance or 0.0 for hit in found.hits)
+    return [(document, judged) for (document, _), judged in zip(_scored(found), relevance, strict=True)]
 
 
 def _plain(scored: Iterable[tuple[Document, float]]) -> list[Document]:

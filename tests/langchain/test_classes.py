@@ -55,7 +55,7 @@ def ids(documents: Sequence[Document]) -> list[str | None]:
 # ------------------------------------------------------------------------------------------------------------ reading
 
 
-def test_scores_are_cosines_and_relevance_scores_are_never_below_zero(store: OwlVectorStore) -> None:
+def test_scores_are_cosines_and_relevance_scores_are_those_of_the_hits(store: OwlVectorStore) -> None:
     query = np.array(store.embeddings.embed_query("oil pump"))
     vectors = np.array(store.embeddings.embed_documents(TEXTS))
     found = store.similarity_search_with_score("oil pump", k=4, mode="vector")
@@ -63,9 +63,10 @@ def test_scores_are_cosines_and_relevance_scores_are_never_below_zero(store: Owl
     expected = dict(zip(IDS, (vectors @ query).tolist(), strict=True))
     assert {document.id: score for document, score in found} == pytest.approx(expected, abs=1e-5)
     relevant = store.similarity_search_with_relevance_scores("oil pump", k=4)
-    assert [score for _, score in relevant] == pytest.approx([max(0.0, score) for _, score in found])
+    judged = [hit.relevance for hit in store.collection.search("oil pump", 4, mode="vector")]
+    assert [score for _, score in relevant] == judged == sorted(judged, reverse=True)
     few = store.similarity_search_with_relevance_scores("oil pump", k=4, score_threshold=0.3)
-    assert len(few) == sum(score >= 0.3 for _, score in found)
+    assert len(few) == sum(score >= 0.3 for score in judged)
     assert 0 < len(few) < 4
 
 
@@ -100,12 +101,11 @@ def test_max_marginal_relevance_chooses_what_differs_from_the_best_of_fetch_k(st
     assert ids(by_vector) == ids(spread)
 
 
-async def test_relevance_scores_of_other_modes_are_refused(local: OwlVectorStore) -> None:
-    with pytest.raises(ValueError, match="mode keyword do not tell"):
-        local.similarity_search_with_relevance_scores("oil", mode="keyword")
-    with pytest.raises(ValueError, match="mode hybrid do not tell"):
-        await local.asimilarity_search_with_relevance_scores("oil", mode="hybrid")
-    assert await local.asimilarity_search_with_relevance_scores("oil", mode="vector")
+async def test_every_mode_has_relevance_scores(local: OwlVectorStore) -> None:
+    for mode in ("vector", "keyword", "hybrid"):
+        found = local.similarity_search_with_relevance_scores("oil", mode=mode)
+        assert 0.2 < found[0][1] <= 1
+        assert await local.asimilarity_search_with_relevance_scores("oil", mode=mode) == found
 
 
 def test_a_long_text_is_found_by_its_passage_and_read_whole(open_owl: Open) -> None:

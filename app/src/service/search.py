@@ -150,8 +150,9 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class _Ranked:
-    """`hits`: best first. `cosines`: by hit id, that of the chunk shown, where known. `near`, `worded`: hits by meaning
-    and by words, best first. `words`: the words searched for. `keyed`: count of rows found by numbers in keys."""
+    """`hits`: best first. `cosines`, `vectors`: by hit id, of the chunk shown, where known. `near`, `worded`: hits by
+    meaning and by words, best first. `words`: the words searched for. `keyed`: count of rows found by numbers in
+    keys."""
 
     hits: list[Hit]
     cosines: dict[str, float] = field(default_factory=dict)
@@ -159,6 +160,7 @@ class _Ranked:
     worded: list[Hit] = field(default_factory=list)
     words: tuple[str, ...] = ()
     keyed: int = 0
+    vectors: dict[str, NDArray[np.float64]] = field(default_factory=dict)
 
 
 def explanation(ranked: _Ranked, hits: Sequence[Hit], ids: Sequence[str], index: IndexUse) -> dict[str, Any]:
@@ -226,9 +228,11 @@ def hybrid(
             share[place] = max(share[place], TRANSLATED_WORDS * held)
     hits = blend(candidates, close[:count], share)
     cosines: list[float] = (vectors[:count] @ vector.astype(np.float64)).tolist()
-    of_chunk = {(hit.id, hit.number): cosine for hit, cosine in zip(candidates, cosines, strict=True)}
-    shown = {hit.id: of_chunk[hit.id, hit.number] for hit in hits}
-    return _Ranked(hits, shown, near, worded, words, len(keyed))
+    of_chunk = {(hit.id, hit.number): place for place, hit in enumerate(candidates)}
+    places = {hit.id: of_chunk[hit.id, hit.number] for hit in hits}
+    shown = {id_: cosines[place] for id_, place in places.items()}
+    known_vectors = {id_: vectors[place] for id_, place in places.items()}
+    return _Ranked(hits, shown, near, worded, words, len(keyed), known_vectors)
 
 
 def _number(word: str) -> str:
@@ -373,7 +377,7 @@ class Search:
         similar = dict[str, int]()
         if options.group:
             with request.timed("group"):
-                hits, similar = _grouped(request, hits, len(hits) if diverse else request.k)
+                hits, similar = _grouped(request, hits, ranked.vectors, len(hits) if diverse else request.k)
         if diverse:
             with request.timed("rank"):
                 hits = _diverse(request, hits, scores)
@@ -466,12 +470,16 @@ class Search:
         return known[1]
 
 
-def _grouped(request: _Request, hits: list[Hit], most: int) -> tuple[list[Hit], dict[str, int]]:
+def _grouped(
+    request: _Request, hits: list[Hit], known: Mapping[str, NDArray[np.float64]], most: int
+) -> tuple[list[Hit], dict[str, int]]:
     """Return the first hit of each group of alike hits, at most `most`, and the number of others in it by hit id. Looks
-    at the first GROUPED hits."""
+    at the first GROUPED hits. `known`: vectors by hit id; others are read."""
     calibration, hits = request.calibration or Calibration(None), hits[:GROUPED]
+    vectors = [known[hit.id] for hit in hits if hit.id in known]
+    given = np.array(vectors) if vectors and len(vectors) == len(hits) else request.view.vectors(hits)
     with single_threaded():
-        alike = groups([hit.text for hit in hits], request.view.vectors(hits), calibration.backdrop, most)
+        alike = groups([hit.text for hit in hits], given, calibration.backdrop, most)
     return [hits[group[0]] for group in alike], {hits[group[0]].id: len(group) - 1 for group in alike}
 
 
