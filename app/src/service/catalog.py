@@ -134,15 +134,11 @@ class Catalog:
         self._check_free(block.name)
         if not block.documents:
             self._check_source(block)
-        written = {name: _without_null(given[name]) for name in type(block).model_fields if given.get(name) is not None}
+        written = {name: given[name] for name in type(block).model_fields if given.get(name) is not None}
         made = f"Created over REST by {by} on {datetime.now(UTC):%Y-%m-%d}."
         toml = collection_block(written, {"name": made})
-        file = self._collections.file
-        if file is None:
-            raise NotSaved(
-                "the service was started without a settings file: paste the block into owl-sap.toml and restart",
-                toml,
-            )
+        if (file := self._collections.file) is None:
+            raise NotSaved("the service has no settings file: paste the block into owl-sap.toml and restart", toml)
 
         def check_again(loaded: Loaded) -> None:
             self._collections.add(loaded.settings.collections)
@@ -208,12 +204,13 @@ class Catalog:
         known = KnownLanguages.of(self._parts.settings.embedding.model)
         advice = advice_on_rows(found.languages, found.sampled, known)
         if advice is not None:
-            if advice.model is None:
-                notes.insert(0, f"{advice.reason}. No packaged model knows all of them (docs/search.md).")
-            elif advice.install:
-                notes.insert(0, f'{advice.reason}. After {advice.install}, add model = "{advice.model}".')
+            reason, model, install = advice
+            if model is None:
+                notes.insert(0, f"{reason}. No packaged model knows all of them (docs/search.md).")
+            elif install:
+                notes.insert(0, f'{reason}. After {install}, add model = "{model}".')
             else:
-                block["model"], reasons["model"] = advice.model, advice.reason
+                block["model"], reasons["model"] = model, reason
         try:
             collection_of(block)
         except InvalidCollection as error:
@@ -238,10 +235,6 @@ class Catalog:
         while _in_hana(free) in taken:
             free, number = f"{name[:95]}-{number}", number + 1
         return free
-
-
-def _without_null(value: Any) -> Any:
-    return {name: each for name, each in value.items() if each is not None} if isinstance(value, dict) else value
 
 
 def _in_hana(name: str) -> str:
