@@ -48,10 +48,10 @@ def generate() -> Rows:
         address = (street, postal, city, country, phone, language)
         rows.add("KNA1", (client, f"{100_001 + number:010d}", name, second, *address, dats(_day(random))))
     for table, texts in tomllib.loads(text("codes.toml")).items():
-        of_client = () if table == "T002T" else (PRODUCTIVE,)
+        of_clients = [()] if table == "T002T" else [(PRODUCTIVE,), (SISTER,)]
         for code, names in texts.items():
             for language, name in zip("ED", names, strict=True):
-                rows.add(table, (*of_client, language, *code.split("."), name))
+                rows.add(table, *((*client, language, *code.split("."), name) for client in of_clients))
     return rows
 
 

@@ -14,7 +14,7 @@ const LONGEST = 700;
 const BEFORE = 160;
 const MOST_ALIKE = 50;
 let made = 0;
-const RELEVANCE = "Relevance: 0 % as unrelated queries, below 20 % probably irrelevant.";
+const RELEVANCE = "Relevance. 0 %: like an unrelated query; below 20 %: probably irrelevant.";
 const SCORES = {
   vector: "Cosine similarity of query and text: 1 means the same, 0 unrelated.",
   keyword: "BM25: rare words count more than frequent ones. Compare scores within one search only.",
@@ -81,7 +81,6 @@ function card(hit, state, { words, share, mode, labels, more }) {
       ),
     ),
     passages(hit, words),
-    hit.similar > 0 && grouped(hit, state, (each) => card(each, state, { words, share: null, mode, labels, more })),
     h(
       "div",
       { class: "hit-foot" },
@@ -93,6 +92,7 @@ function card(hit, state, { words, share, mode, labels, more }) {
         h("button", { type: "button", class: "small quiet", "aria-describedby": id, onclick: () => openRow(state.collection, hit.id) }, "Whole row"),
       ),
     ),
+    hit.similar > 0 && grouped(hit, state, (each) => card(each, state, { words, share: null, mode, labels, more })),
   );
 }
 
