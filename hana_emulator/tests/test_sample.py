@@ -96,6 +96,17 @@ def test_two_clients_share_material_numbers(rows: Rows) -> None:
     assert {row[0] for row in rows.tables["QMEL"]} == {"100", "200", "300"}
 
 
+@pytest.mark.parametrize(("table", "column", "texts"), [(QMEL, "QMART", "TQ80_T"), (QMEL, "PRIOK", "T356_T")])
+@pytest.mark.parametrize("client", ["100", "300"])
+def test_codes_have_texts_in_the_clients_of_the_demo(
+    rows: Rows, table: Table, column: str, texts: str, client: str
+) -> None:
+    position = list(table.fields).index(column)
+    codes = {row[position] for row in rows.tables[table.name] if row[0] == client} - {None}
+    for language in "ED":
+        assert codes <= {row[-2] for row in rows.tables[texts] if row[:2] == (client, language)}
+
+
 def test_texts_in_english_and_german(rows: Rows) -> None:
     languages = Counter(row[2] for row in rows.tables["MAKT"])
     assert min(languages["E"], languages["D"]) > 300
@@ -229,7 +240,7 @@ def _catalogue(name: str, fields: Iterable[tuple[str, str, str]], key: Sequence[
 
 
 def _sources(rows: Rows) -> dict[str, tuple[model.Table, list[dict[str, Any]]]]:
-    """The two sources of the demo for client 100, joined here without SQL."""
+    """The sources of the demo, joined here without SQL."""
     general = {row[:2]: dict(zip(MARA.fields, row, strict=True)) for row in rows.tables["MARA"]}
     long_texts = {row[:3]: row[3] for row in rows.tables["MATERIAL_TEXT"]}
     materials = [
@@ -243,7 +254,8 @@ def _sources(rows: Rows) -> dict[str, tuple[model.Table, list[dict[str, Any]]]]:
     table = _catalogue(
         "QMEL", ((name, field.type, field.comment) for name, field in QMEL.fields.items()), ("MANDT", "QMNUM")
     )
-    return {"materials": (view, materials), "notifications": (table, notifications)}
+    german = [dict(zip(QMEL.fields, row, strict=True)) for row in rows.tables["QMEL"] if row[0] == "300"]
+    return {"materials": (view, materials), "notifications": (table, notifications), "meldungen": (table, german)}
 
 
 @pytest.fixture(scope="module")
@@ -280,9 +292,9 @@ def test_empty_rows_are_empty(documents: Documents) -> None:
     assert sum(not text for texts in documents.values() for text in texts.values()) == 3
 
 
-def test_eight_queries_ask_for_rows_that_exist(documents: Documents) -> None:
-    assert len(DEMO["queries"]) == 8
-    assert {query["collection"] for query in DEMO["queries"]} == {"materials", "notifications"}
+def test_twelve_queries_ask_for_rows_that_exist(documents: Documents) -> None:
+    assert len(DEMO["queries"]) == 12
+    assert {query["collection"] for query in DEMO["queries"]} == {"materials", "notifications", "meldungen"}
     for query in DEMO["queries"]:
         assert query["expect"]
         assert all(documents[query["collection"]][tuple(key)] for key in query["expect"])
@@ -348,7 +360,8 @@ def test_the_real_model_finds_the_expected_rows_among_the_first_three(documents:
     from sentence_transformers import SentenceTransformer
 
     transformer = SentenceTransformer(str(_model_folder()), device="cpu")
-    for name, texts in documents.items():
+    for name in ("materials", "notifications"):  # `meldungen` has a model of its own
+        texts = documents[name]
         keys = [key for key, text in texts.items() if text]
         vectors = transformer.encode([texts[key] for key in keys], normalize_embeddings=True)
         for query in (query for query in DEMO["queries"] if query["collection"] == name):

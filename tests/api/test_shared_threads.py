@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import socket
 import threading
 import time
@@ -15,9 +17,11 @@ import httpx
 import pytest
 
 from app.src.access.keys import Grant, create
+from app.src.api.requests import Executors
 from app.src.service.service import Service
 from app.src.settings import Settings
 from connector.cancellation import Cancellation
+from connector.errors import Cancelled
 from connector.stores import filters
 from tests.api.conftest import TableSource, serving, settings_in
 
@@ -115,6 +119,34 @@ def test_a_search_that_nobody_waits_for_gives_its_thread_back(
             answer = client.post(SEARCH, json={"query": "steel", "mode": "keyword"}, headers=key("other"))
             assert answer.status_code == 200
             assert slow.looks == 1, "the other rows were not looked at"
+
+
+def test_an_abandoned_read_that_fails_is_not_reported_as_an_unretrieved_error(service: Service) -> None:
+    """Each search that a browser left wrote a traceback to the log."""
+    started, go, told = threading.Event(), threading.Event(), list[Any]()
+    api = service.settings.api.model_copy(update={"threads": 1})
+    service.settings = service.settings.model_copy(update={"api": api})
+
+    def read() -> None:
+        started.set()
+        assert go.wait(PATIENCE)
+        raise Cancelled("its caller has left")
+
+    async def leave() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context["message"]))
+        with closing(Executors(service)) as threads:
+            waiting = asyncio.create_task(threads.run(read))
+            assert await asyncio.to_thread(started.wait, PATIENCE)
+            waiting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await waiting
+            del waiting
+            go.set()
+            await threads.run(lambda: None)  # on the only thread, so the read has ended
+            gc.collect()
+
+    asyncio.run(leave())
+    assert told == []
 
 
 def _raw(client: httpx.Client, headers: dict[str, str]) -> bytes:

@@ -112,6 +112,7 @@ def test_filters_hold_for_pages_and_the_export(address: str, open_page: Open, tm
     page.get_by_label("Gross weight from").fill("100")
     page.get_by_label("Gross weight from").press("Tab")
     expect(page.get_by_role("button", name="Remove filter Gross weight: from 100")).to_be_visible()
+    expect(page.locator(".about")).to_have_text("filtered")
     wanted = [number for number in range(109, -1, -1) if number % 3 == 0 and number * 1.5 >= 100]
     assert numbers(page) == wanted
     lines = exported(page)
@@ -121,6 +122,12 @@ def test_filters_hold_for_pages_and_the_export(address: str, open_page: Open, tm
     page.get_by_role("button", name="Remove filter Material type: Spare parts (ERSA)").click()
     expect(page.locator(".chip")).to_have_count(1)
     expect(page.get_by_label("Spare parts (ERSA)")).not_to_be_checked()
+    page.get_by_label("Gross weight to").fill("99")
+    page.get_by_label("Gross weight to").press("Tab")
+    expect(page.get_by_text("From must not be greater than to.")).to_be_visible()
+    expect(page.locator(".chip")).to_have_text(re.compile("from 100"))
+    page.locator(".chip").click()
+    expect(page.locator(".about")).to_have_text("110 rows")
 
 
 def exported(page: Page) -> list[list[str]]:

@@ -141,6 +141,46 @@ def test_how_to_search_is_what_is_asked_for(address: str, open_page: Open) -> No
     expect(page.get_by_label("Variety")).to_have_value("30")
 
 
+def test_a_range_that_begins_after_its_end_is_not_sent(address: str, open_page: Open) -> None:
+    page = open_page(address, "#/search/materials?q=gearbox")
+    bodies = asked(page)
+    low, high = page.get_by_label("BRGEW from"), page.get_by_label("BRGEW to")
+    low.fill("50")
+    low.press("Tab")
+    expect(page.locator(".chip")).to_have_text(re.compile("from 50"))
+    high.fill("10")
+    high.press("Tab")
+    told = page.locator("fieldset", has_text="BRGEW").get_by_role("alert")
+    expect(told).to_have_text("From must not be greater than to.")
+    expect(high).to_have_attribute("aria-invalid", "true")
+    high.fill("60")
+    high.press("Tab")
+    expect(told).to_have_text("")
+    expect(high).to_have_attribute("aria-invalid", "false")
+    expect(page.locator(".chip")).to_have_text(re.compile("50 to 60"))
+    expect(page.locator(".results")).not_to_have_attribute("aria-busy", "true")
+    sent = [body.get("filter") for body in bodies if "filter" in body]
+    assert sent == [{"BRGEW": {"$gte": 50}}, {"BRGEW": {"$between": [50, 60]}}]
+
+
+def test_a_minimum_score_is_a_cosine_except_for_words(address: str, open_page: Open) -> None:
+    page = open_page(address)
+    bodies = asked(page)
+    page.get_by_text("Options").click()
+    least = page.get_by_label("Minimum score (cosine, 0 to 1)")
+    least.fill("50")
+    page.get_by_label("What are you looking for?").fill("gearbox")
+    page.get_by_text("Options").click()
+    page.keyboard.press("Enter")
+    page.get_by_role("button", name="Search", exact=True).click()
+    expect(least).to_be_focused()
+    assert bodies == []
+    page.get_by_label("Words", exact=True).check()
+    expect(page.get_by_label("Minimum score (BM25, from 0)")).to_have_value("50")
+    search(page, "gearbox")
+    assert bodies[-1]["min_score"] == 50
+
+
 @pytest.mark.slow
 def test_more_like_this(address: str, open_page: Open) -> None:
     page = open_page(address, "#/search/materials?q=gearbox&mode=keyword")
@@ -230,6 +270,12 @@ def test_near_identical_rows_are_one_hit_that_unfolds(address: str, open_page: O
     expect(groups.first).to_contain_text("more like this")
     groups.first.locator("summary").click()
     expect(groups.first.locator(".hit").first).to_contain_text("gearbox bearing steel")
+    expect(page.locator(".summary")).to_contain_text("The 8 best groups of rows")
+    whole = page.locator(".hit", has=page.locator(":scope > .group")).first
+    foot, others = whole.locator("> .hit-foot").bounding_box(), whole.locator("> .group").bounding_box()
+    assert foot is not None
+    assert others is not None
+    assert others["y"] >= foot["y"] + foot["height"], "the others follow the whole hit"
     page.get_by_text("Options").click()
     page.get_by_label("Group nearly identical rows").uncheck()
     page.get_by_role("button", name="Search", exact=True).click()
@@ -400,6 +446,7 @@ def test_addresses_that_somebody_made_up(address: str, open_page: Open) -> None:
         '{"A":{"from":"x"}}',
         "{",
         '{"A":{"from":1,"to":"2024-01-01"}}',
+        '{"A":{"from":2,"to":1}}',
     ):
         with page.expect_response("**/search"):
             page.goto(
@@ -471,6 +518,6 @@ def test_a_search_that_is_given_up_is_over(address: str, open_page: Open) -> Non
 def test_what_the_least_score_is_compared_with_is_told(address: str, open_page: Open) -> None:
     page = open_page(address, "#/search/materials?q=gearbox&min=0.01")
     expect(page.locator(".results .note")).to_contain_text("applies to the cosine similarity")
-    page.get_by_label("Meaning", exact=True).check()
+    page.get_by_label("Words", exact=True).check()
     search(page, "gearbox bearing")
-    expect(page.locator(".results .note")).to_have_count(0)
+    expect(page.locator(".results .note")).to_contain_text("applies to the BM25 score")

@@ -105,7 +105,7 @@ class Page {
     try {
       this.fields ??= get(`${this.place}/fields`);
       const { fields, rows } = await this.fields;
-      fill(this.about, many(rows, "row"));
+      fill(this.about, Object.keys(this.state.filters).length > 0 ? "filtered" : many(rows, "row"));
       const chosen = JSON.stringify(this.state.filters);
       if (chosen === this.paneled) return;
       this.paneled = chosen;

@@ -173,7 +173,7 @@ class Page {
     try {
       const [found, labels] = await Promise.all([post(`/v1/collections/${encodeURIComponent(state.collection)}/search`, body, { signal }), labelsOf(state.collection)]);
       fill(this.results, results(found, state, labels, (id) => this.to({ like: id, q: "" })));
-      this.announce(said(found));
+      this.announce(said(found, state));
     } catch (error) {
       if (signal.aborted) return;
       fill(this.results, failure(error, () => this.search()));

@@ -2,7 +2,7 @@
 
 import { fill, h, hidden } from "../../dom.js";
 import { number } from "../../parts.js";
-import { isDay } from "./state.js";
+import { isDay, reversed } from "./state.js";
 
 const FEW = 8;
 
@@ -71,7 +71,7 @@ function range(field, labels, { from = null, to = null }, set) {
       placeholder: isNumber ? limit : null,
       "aria-label": `${labels.label(field.name)} ${end === "min" ? "from" : "to"}`,
       value: value ?? "",
-      onchange: () => set(chosenRange()),
+      onchange: () => choose(),
     });
     return input;
   };
@@ -82,11 +82,20 @@ function range(field, labels, { from = null, to = null }, set) {
     const choice = { from: valueOf(low), to: valueOf(high) };
     return choice.from === null && choice.to === null ? null : choice;
   };
+  const trouble = h("p", { class: "small trouble", role: "alert" });
+  const choose = () => {
+    const choice = chosenRange();
+    const wrong = choice !== null && reversed(choice);
+    fill(trouble, wrong && "From must not be greater than to.");
+    for (const input of [low, high]) input.setAttribute("aria-invalid", String(wrong));
+    if (!wrong) set(choice);
+  };
   const least = isNumber ? number(field.min) : String(field.min).slice(0, 10);
   const most = isNumber ? number(field.max) : String(field.max).slice(0, 10);
   const side = (word, input) => h("span", { class: "side" }, h("span", { class: "small muted", "aria-hidden": "true" }, word), input);
   return [
     h("div", { class: isNumber ? "range" : "range days" }, side("from", low), side("to", high)),
+    trouble,
     h("p", { class: "small muted" }, `${least} to ${most}`),
   ];
 }

@@ -1,6 +1,6 @@
 // The search form: collection, query, mode, options.
 
-import { h } from "../../dom.js";
+import { fill, h } from "../../dom.js";
 import { MODES, SIZES } from "./state.js";
 
 const NAMES = {
@@ -20,17 +20,22 @@ export function searchForm(collections, { submit, choose }) {
     collections.map((each) => h("option", { value: each }, each)),
   );
   const query = h("input", { type: "search", id: "query", autocomplete: "off", enterkeyhint: "search", maxlength: "8000", placeholder: "For example: leaking pump, or 4711" });
-  const modes = Object.keys(NAMES).map((mode) => h("input", { type: "radio", name: "mode", value: mode, id: `mode-${mode}` }));
+  const modes = Object.keys(NAMES).map((mode) => h("input", { type: "radio", name: "mode", value: mode, id: `mode-${mode}`, onchange: () => tell() }));
   const size = h("select", { id: "size" }, SIZES.map((each) => h("option", { value: each }, each)));
   const variety = h("input", { type: "range", id: "variety", min: "0", max: "90", step: "10", oninput: () => tell() });
   const told = h("output", { for: "variety" });
-  const least = h("input", { type: "number", id: "least", step: "any", placeholder: "any" });
+  const least = h("input", { type: "number", id: "least", step: "0.01", placeholder: "any", oninvalid: () => (options.open = true) });
+  const scale = h("span", { class: "muted" });
   const group = h("input", { type: "checkbox" });
   const passages = h("input", { type: "checkbox" });
   const explain = h("input", { type: "checkbox" });
   const tell = () => {
     told.value = variety.value === "0" ? "off" : `${variety.value} %`;
     variety.setAttribute("aria-valuetext", told.value);
+    const words = modes.some((each) => each.checked && each.value === "keyword");
+    fill(scale, words ? "(BM25, from 0)" : "(cosine, 0 to 1)");
+    least.min = words ? 0 : -1;
+    least.max = words ? "" : 1;
   };
 
   const values = () => ({
@@ -57,7 +62,7 @@ export function searchForm(collections, { submit, choose }) {
       { class: "option-fields" },
       h("div", { class: "field" }, h("label", { for: "size" }, "Rows"), size),
       h("div", { class: "field" }, h("label", { for: "variety" }, "Variety ", told), variety),
-      h("div", { class: "field" }, h("label", { for: "least" }, "Minimum score"), least),
+      h("div", { class: "field" }, h("label", { for: "least" }, "Minimum score ", scale), least),
       h("label", { class: "check" }, group, "Group nearly identical rows"),
       h("label", { class: "check" }, passages, "All matching passages"),
       h("label", { class: "check" }, explain, "Explain"),

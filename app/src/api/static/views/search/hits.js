@@ -31,7 +31,7 @@ export function results(found, state, labels, more) {
     found.stale_since && note("warning", "SAP HANA is unavailable. Rows are as of the last complete sync, ", ago(found.stale_since), "."),
     found.notes.filter((each) => !irrelevant(found) || !each.startsWith("nothing relevant")).map((each) => note("info", `${each.charAt(0).toUpperCase()}${each.slice(1)}`)),
     state.like === null && state.min !== null && note("info", `The minimum score applies to the ${mode === "keyword" ? "BM25 score" : "cosine similarity"}, not to the relevance shown.`),
-    h("p", { class: "summary" }, said(found), irrelevant(found) ? ". The nearest rows:" : h("span", { class: "muted" }, ` in ${milliseconds(total(found.took_ms))}`)),
+    h("p", { class: "summary" }, said(found, state), irrelevant(found) ? ". The nearest rows:" : h("span", { class: "muted" }, ` in ${milliseconds(total(found.took_ms))}`)),
     found.hits.length === 0 && nothing(state),
     listed(found.hits, (hit) => card(hit, state, { words, share, mode, labels, more })),
     state.explain && explained(found, { mode, words, about: SCORES[mode], score }),
@@ -50,9 +50,13 @@ function listed(hits, show) {
   return [list(hits.slice(0, first)), h("p", { class: "small muted" }, "Probably irrelevant:"), list(hits.slice(first))];
 }
 
-/** What was found, in a sentence. */
-export function said(found) {
-  return irrelevant(found) ? "Nothing relevant found" : `${many(found.hits.length, "row")} found`;
+/** What was found, in a sentence. Fewer than `k` rows are all that fit. */
+export function said(found, { k }) {
+  if (irrelevant(found)) return "Nothing relevant found";
+  const { hits } = found;
+  const grouped = hits.some(({ similar }) => similar > 0);
+  if (!grouped && hits.length < k) return `${many(hits.length, "row")} found`;
+  return `The ${many(hits.length, grouped ? "best group of rows" : "best row", grouped ? "best groups of rows" : "best rows")}`;
 }
 
 function irrelevant({ hits }) {

@@ -99,7 +99,12 @@ function sound(choice) {
   if (choice === null || typeof choice !== "object") return false;
   if (choice.in !== undefined) return Array.isArray(choice.in) && choice.in.length > 0 && choice.in.every(plain);
   const ends = [choice.from, choice.to].filter((end) => end !== undefined && end !== null);
-  return ends.length > 0 && ends.every((end) => Number.isFinite(end) || isDay(end)) && new Set(ends.map((end) => typeof end)).size === 1;
+  return ends.length > 0 && ends.every((end) => Number.isFinite(end) || isDay(end)) && new Set(ends.map((end) => typeof end)).size === 1 && !reversed(choice);
+}
+
+/** Whether a range begins after its end, so that no row can fit. */
+export function reversed({ from = null, to = null }) {
+  return from !== null && to !== null && from > to;
 }
 
 function plain(value) {
