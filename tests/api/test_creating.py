@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import tempfile
 import threading
 import time
 import tomllib
@@ -202,13 +201,6 @@ def test_a_file_that_cannot_take_it(client: httpx.Client, file: Path, text: str 
     assert client.get(f"{PATH}/materials").status_code == 200, "the service goes on"
 
 
-def test_a_read_only_file(client: httpx.Client, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("app.src.settings.writing.os.access", lambda *_: False)  # tests may run as root
-    fault = problem(client.post(PATH, json=BLOCK), 409)
-    assert fault["code"] == "OWL-1021"
-    assert "owl-sap.toml is read-only" in fault["detail"]
-
-
 def test_collections_from_a_variable(client: httpx.Client, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OWL_SAP_COLLECTIONS", '[[collections]]\nname = "materials"\ndocuments = true')
     fault = problem(client.post(PATH, json=BLOCK), 409)
@@ -233,17 +225,15 @@ def test_two_at_once(client: httpx.Client, file: Path) -> None:
 
 
 def test_an_edit_by_hand_meanwhile_is_kept(client: httpx.Client, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    edits = ["# first\n", "# second\n"]
-    real = tempfile.mkstemp
+    def edited(path: Path) -> Any:
+        loaded = load(path)
+        with file.open("a", encoding="utf-8") as opened:
+            opened.write("# mine\n")
+        return loaded
 
-    def edited(**where: Any) -> Any:
-        if edits:
-            file.write_text(edits.pop(0) + file.read_text(encoding="utf-8"), encoding="utf-8")
-        return real(**where)
-
-    monkeypatch.setattr(tempfile, "mkstemp", edited)
+    monkeypatch.setattr("app.src.settings.writing.load", edited)
     assert client.post(PATH, json=BLOCK).status_code == 201
-    assert file.read_text(encoding="utf-8").startswith("# second\n# first\n# The shop's own comment.\n")
+    assert "\n# mine\n" in file.read_text(encoding="utf-8")
     assert [block["name"] for block in blocks(file)] == ["materials", "parts"]
 
 
