@@ -8,28 +8,13 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from functools import cache
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-# Names by ISO 639-1 code; these are the languages that are told apart.
-NAMES = {
-    "en": "English", "de": "German", "fr": "French", "it": "Italian", "es": "Spanish", "nl": "Dutch",
-    "pt": "Portuguese", "pl": "Polish", "ja": "Japanese", "zh": "Chinese", "ar": "Arabic", "he": "Hebrew",
-    "cs": "Czech", "el": "Greek", "hu": "Hungarian", "da": "Danish", "no": "Norwegian", "sk": "Slovak",
-    "ru": "Russian", "tr": "Turkish", "fi": "Finnish", "sv": "Swedish", "bg": "Bulgarian", "th": "Thai",
-    "ko": "Korean", "ro": "Romanian", "sl": "Slovenian", "hr": "Croatian", "uk": "Ukrainian", "et": "Estonian",
-    "lt": "Lithuanian", "lv": "Latvian", "id": "Indonesian", "vi": "Vietnamese", "sr": "Serbian", "ca": "Catalan",
-}  # fmt: skip
-# SAP's one-letter keys (table T002).
-ISO = {
-    "E": "en", "D": "de", "F": "fr", "I": "it", "S": "es", "N": "nl", "P": "pt", "L": "pl", "J": "ja", "1": "zh",
-    "A": "ar", "B": "he", "C": "cs", "G": "el", "H": "hu", "K": "da", "O": "no", "Q": "sk", "R": "ru", "T": "tr",
-    "U": "fi", "V": "sv", "W": "bg", "2": "th", "3": "ko", "4": "ro", "5": "sl", "6": "hr", "8": "uk", "9": "et",
-    "M": "zh", "X": "lt", "Y": "lv", "i": "id", "0": "sr", "c": "ca",
-}  # fmt: skip
+from connector.discovery.sap_tables import ISO, LANGUAGE_NAMES
+
 SAMPLE = 200  # rows to judge a table by
 _CERTAIN = 0.7  # no false alarm on 127 English queries and 3,000 English fragments; 82 % of German queries of 3+ words
 _PRIOR = {"en": 4.0, "de": 2.0}  # of SAP texts, against 1 for others
@@ -37,21 +22,29 @@ _KEY = 20.0  # weight of a language key: decides for texts that do not
 _PRESENT = 0.1  # least share of the judged rows: other models cost English rows a little
 _LONGEST = 1000  # characters of a text that are looked at
 _ROUNDS = 20
-_CODES = tuple(NAMES)
-_lock = threading.Lock()
+_CODES = tuple(LANGUAGE_NAMES)
+_lock, _loaded = threading.Lock(), list[Any]()
 
 
 def iso(key: object) -> str:
     """Return the ISO 639-1 code of a language key: SAP's (E), ISO's (EN) or a locale (en_GB); "" for an unknown one."""
     text = str(key or "").strip()
     code = ISO.get(text, "") if len(text) == 1 else text.replace("-", "_").partition("_")[0].lower()
-    return code if code in NAMES else ""
+    return code if code in LANGUAGE_NAMES else ""
 
 
 def load() -> Any:
     """Load the classifier, once, and return it."""
     with _lock:
-        return _classifier()
+        if not _loaded:
+            from py3langid.langid import MODEL_FILE, LanguageIdentifier
+
+            whole = LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)
+            whole.set_languages(list(_CODES))
+            # Of these languages only: the whole model takes another 25 MB.
+            parts = whole.nb_ptc, whole.nb_pc, whole.nb_classes, whole.tk_nextmove, whole.tk_output
+            _loaded.append(LanguageIdentifier(*parts, norm_probs=True, tk_row=whole.tk_row))
+        return _loaded[0]
 
 
 def of_text(text: str) -> str | None:
@@ -105,14 +98,3 @@ def _probabilities(text: str) -> NDArray[np.float64] | None:
     found: NDArray[np.float64] = np.array([float(ranked[code]) * _PRIOR.get(code, 1.0) for code in _CODES])
     found /= found.sum()
     return found
-
-
-@cache
-def _classifier() -> Any:
-    from py3langid.langid import MODEL_FILE, LanguageIdentifier
-
-    whole = LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)
-    whole.set_languages(list(_CODES))
-    # Of these languages only: the whole model takes another 25 MB.
-    parts = whole.nb_ptc, whole.nb_pc, whole.nb_classes, whole.tk_nextmove, whole.tk_output
-    return LanguageIdentifier(*parts, norm_probs=True, tk_row=whole.tk_row)

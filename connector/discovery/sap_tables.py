@@ -12,6 +12,10 @@ _FACTS = tomllib.loads(files(__package__).joinpath("sap_tables.toml").read_text(
 COLUMNS: Mapping[str, frozenset[str]] = {kind: frozenset(names.split()) for kind, names in _FACTS["columns"].items()}
 UNITS: Mapping[str, str] = _FACTS["units"]
 VALUES: Mapping[str, tuple[str, str, str]] = {name: tuple(place.split()) for name, place in _FACTS["values"].items()}
+LANGUAGE_NAMES: Mapping[str, str] = {code: each.partition(" ")[2] for code, each in _FACTS["languages"].items()}
+ISO: dict[str, str] = {  # by SAP's one-letter keys
+    key: code for code, each in _FACTS["languages"].items() for key in each.partition(" ")[0]
+}
 TABLES: Mapping[str, Mapping[str, Any]] = _FACTS["tables"]
 LONG_TEXTS = frozenset({"STXH", "STXL", "STXB"})
 UNPACK = (

@@ -6,8 +6,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from connector.discovery.languages import ISO
 from connector.discovery.roles import TEXTS, Role, guess
+from connector.discovery.sap_tables import ISO
 from connector.hana.catalog import LOB_TYPES, NOT_COMPARABLE
 from connector.hana.connection import quote
 from connector.hana.statement import place

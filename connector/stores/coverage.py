@@ -9,7 +9,7 @@ import unicodedata
 from collections.abc import Sequence
 from functools import lru_cache
 
-from connector.stores.words import words
+from connector.stores.words import TRANSCRIPTION, words
 
 _ENGLISH = """
 a about after again against all also am an and any are as at be because been before being between both but by can
@@ -42,22 +42,29 @@ _SHORTEST_MISTYPED = 6  # letters of a word that may be mistyped: with fewer, mo
 _TRANSCRIBED = re.compile("(?<=[aou])e")
 
 
+def _plain(word: str) -> str:
+    """Return a word without case and accents: ä becomes a, ß becomes ss."""
+    if word.isascii():
+        return word.lower()
+    parts = unicodedata.normalize("NFD", word.casefold())
+    return "".join(part for part in parts if not unicodedata.combining(part)).lower()
+
+
 def folded(word: str) -> str:
     """Return a word without case and accents: ä and ae become a, ß becomes ss."""
-    if not word.isascii():
-        parts = unicodedata.normalize("NFD", word.casefold())
-        word = "".join(part for part in parts if not unicodedata.combining(part))
-    return _TRANSCRIBED.sub("", word.lower())
+    return _TRANSCRIBED.sub("", _plain(word))
 
 
-# Grammatical words without content.
-FUNCTION_WORDS = frozenset(folded(word) for word in (*_ENGLISH.split(), *_GERMAN.split()))
+# Grammatical words without content. Not by `folded`: due and toe would become du and to.
+FUNCTION_WORDS = frozenset(
+    map(_plain, (*_ENGLISH.split(), *_GERMAN.split(), *_GERMAN.translate(TRANSCRIPTION).split()))
+)
 
 
 def content_words(text: str) -> tuple[str, ...]:
     """Return the words of a search text without function words, unchanged; () if no others remain."""
     found = (word.alternatives[0] for word in words(text))
-    return tuple(word for word in found if folded(word) not in FUNCTION_WORDS)
+    return tuple(word for word in found if _plain(word) not in FUNCTION_WORDS)
 
 
 def asked_words(text: str) -> tuple[str, ...]:

@@ -51,14 +51,13 @@ def test_only_models_that_know_all_languages_of_the_rows_are_proposed() -> None:
 
 def test_advice_counts_the_rows_and_names_the_model_that_lacks_their_language() -> None:
     advice = advice_on_rows({"en": 52, "de": 48}, 100, KnownLanguages.of("hash:64"))
-    assert advice is not None
-    assert advice.reason == "48 of 100 sampled rows are German; hash:64 knows only English"
-    assert (advice.model, advice.install) == ("use-multilingual", "")
+    assert advice == ("48 of 100 sampled rows are German; hash:64 knows only English", "use-multilingual", "")
     missing = advice_on_rows({"en": 90, "cs": 60, "de": 40}, 200, KnownLanguages.of("hash:64"))
     assert missing is not None
-    assert missing.reason.startswith("60 of 200 sampled rows are Czech, 40 German; ")
-    assert missing.model == "absent"
-    assert "multilingual" in missing.install
+    reason, model, install = missing
+    assert reason.startswith("60 of 200 sampled rows are Czech, 40 German; ")
+    assert model == "absent"
+    assert "multilingual" in install
     assert advice_on_rows({"en": 99, "de": 1}, 100, KnownLanguages.of("hash:64")) is None  # a stray row
     assert advice_on_rows({"de": 100}, 100, KnownLanguages.of("use-multilingual")) is None
     assert advice_on_rows({"de": 100}, 100, KnownLanguages.of("a model of unknown languages")) is None

@@ -93,7 +93,7 @@ def test_keyword(shared: httpx.Client, shared_service: Service) -> None:
 def test_hybrid_is_the_blend_of_both(shared: httpx.Client, shared_service: Service) -> None:
     text = "the hydraulic pumps and seal"  # three words that count
     embedder = shared_service.parts.embedder
-    query, *unrelated = embedder.embed_queries([text, *UNRELATED.strip().splitlines()]).astype(float)
+    query, *unrelated = embedder.embed_queries([text, *UNRELATED]).astype(float)
     near: dict[str, float] = {}  # the cosine, less a part of the mean cosine with unrelated queries
     for hit in ask(shared, query=text, mode="vector", k=50)["hits"]:
         row = embedder.embed([hit["text"]])[0].astype(float)
@@ -599,7 +599,7 @@ def test_unrelated_queries_are_embedded_once_for_a_model(synced: Service, monkey
     monkeypatch.setattr("app.src.service.relevance.NO_BACKDROP_SECONDS", -1.0)
     for mode in (*MODES, *MODES):
         synced.search.run("materials", "pump", options=SearchOptions(mode), principal=OPERATOR)
-    assert asked == [len(UNRELATED.strip().splitlines())]
+    assert asked == [len(UNRELATED)]
 
 
 @pytest.fixture

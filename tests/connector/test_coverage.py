@@ -24,6 +24,8 @@ from connector.stores.coverage import (
         ("what is the noise from the gearbox", ("noise", "gearbox")),
         ("Öl tropft aus dem Getriebe", ("Öl", "tropft", "Getriebe")),
         ("Für wen?", ("wen",)),
+        ("fuer koennen ueber", ("ueber",)),
+        ("toe cap due", ("toe", "cap", "due")),
         ("to be or not to be", ()),
         ("M-4711/2 and 6205-2Z", ("M 4711 2", "6205 2Z")),
         ("000100195", ("100195",)),

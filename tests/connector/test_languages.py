@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from connector.discovery.languages import NAMES, SAMPLE, iso, of_rows, of_text, present
+from connector.discovery.languages import SAMPLE, iso, of_rows, of_text, present
+from connector.discovery.sap_tables import LANGUAGE_NAMES as NAMES
 from hana_emulator.sample.rows import generate
 
 QUERIES = Path(__file__).parents[2] / "benchmarks" / "queries"

@@ -9,8 +9,6 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from app.src.service.browse import ReadRow
-
 # A spreadsheet runs a cell that begins with one of these as a formula, also with the full-width forms. OWASP, "CSV
 # Injection": put an apostrophe before it. A plain number is no formula.
 _FORMULA = re.compile(r"[=+\-@\t\r\n\uff1d\uff0b\uff0d\uff20]")
@@ -30,8 +28,3 @@ def lines(records: Iterable[Sequence[Any]]) -> bytes:
     out = io.StringIO(newline="")
     csv.writer(out, lineterminator="\r\n").writerows([cell(value) for value in record] for record in records)
     return out.getvalue().encode("utf-8", "replace")
-
-
-def record(row: ReadRow, key: Sequence[str], fields: Sequence[str]) -> list[Any]:
-    """Return a row's values: id, key, text, fields."""
-    return [row.id, *(row.key.get(name) for name in key), row.text, *(row.metadata.get(name) for name in fields)]

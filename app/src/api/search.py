@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from dataclasses import fields
 from functools import partial
 from typing import Annotated, Any
@@ -11,13 +11,14 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, Field, model_validator
+from pydantic_core import from_json
 
 from app.src.api import export
 from app.src.api.errors import Refused
 from app.src.api.guard import AUDITED, audit, caller, still_may
 from app.src.api.requests import BOUNDED, Body, Executors, Json, Texts, answered, direct, one_of_members
 from app.src.service.browse import KEY_ORDER, MOST_IDS, POINTS, SAMPLE, Fields, Page, ReadRow
-from app.src.service.labels import FieldKind
+from app.src.service.labels import LabelledField
 from app.src.service.search import MOST_PASSAGES, FoundHit, Like, Mode, SearchOptions, mode_of
 from app.src.service.search import Query as SearchQuery
 from connector.sync.documents import NewDocument
@@ -150,18 +151,8 @@ class CollectionBody(BaseModel):
     model_licence: str = Field(description="of the configured model; empty: unknown")
 
 
-class FieldLabel(BaseModel):
-    name: str = Field(examples=["MTART"])
-    label: str = Field(description="HANA's comment of the column, else its name", examples=["Material type"])
-    type: FieldKind
-    values: dict[str, str] = Field(
-        description="texts of codes in rows that the caller may see, where a text table is known; at most 200",
-        examples=[{"ERSA": "Spare parts"}],
-    )
-
-
 class CollectionDetails(CollectionBody):
-    fields: list[FieldLabel] = Field(description="key columns, then metadata fields")
+    fields: list[LabelledField] = Field(description="key columns, then metadata fields")
     examples: list[str] = Field(description="queries to try, from the settings")
 
 
@@ -273,15 +264,14 @@ def add_browsing(routes: APIRouter, executors: Executors) -> None:
             str | None, Query(description="`next` of the page before", max_length=12_288, pattern="^[A-Za-z0-9_-]*$")
         ] = None,
         limit: Annotated[int, Query(ge=1, le=MOST_ROWS, description="rows on a page")] = 50,
-        filter: Annotated[str | None, Query(description="a filter as JSON", max_length=4096)] = None,
+        filter: Annotated[str, Query(description="a filter as JSON", max_length=4096)] = "{}",
     ) -> Response:
         """The stored rows, page by page; one entry per source row. Rows keep their order while others change. Rows
         without the sort field come last. `next` is null on the last page. With `Accept: text/csv`, all matching rows
         from `after` on: id, key columns, text, fields; `'` stands before cells that a spreadsheet would run as a
         formula."""
-        where = _filter_of(filter)
         who = caller(request)
-        read = partial(service.browse.page, name, sort, where=where, principal=who)
+        read = partial(service.browse.page, name, sort, where=_filter_of(filter), principal=who)
         with answered(ValueError, "Unprocessable"):
             if _CSV not in request.headers.get("accept", "").lower():
                 found = await executors.run(partial(read, after, limit), request)
@@ -299,7 +289,9 @@ def add_browsing(routes: APIRouter, executors: Executors) -> None:
             while True:
                 count += len(page.rows)
                 audit_rows(request, name, hits=count)
-                yield export.lines(export.record(row, key, shown) for row in page.rows)
+                yield export.lines(
+                    [each.id, *map(each.key.get, key), each.text, *map(each.metadata.get, shown)] for each in page.rows
+                )
                 if page.next is None:
                     return
                 if not await still_may(request.scope):
@@ -335,16 +327,11 @@ def add_browsing(routes: APIRouter, executors: Executors) -> None:
         return Json(found)
 
 
-def _filter_of(text: str | None) -> dict[str, Any] | None:
-    """Return the filter that a query parameter holds. Raises Refused."""
-    with answered(ValueError, "Unprocessable"):
-        try:
-            where = json.loads(text or "{}")
-        except (ValueError, RecursionError):
-            raise ValueError('filter: not JSON; write it as {"MTART": "FERT"}, encoded for a URL') from None
-        if not isinstance(where, dict):
-            raise ValueError('filter: must be a JSON object such as {"MTART": "FERT"}')
-        return where or None
+def _filter_of(text: str) -> dict[str, Any] | None:
+    with suppress(ValueError):
+        if isinstance(where := from_json(text), dict):
+            return where or None
+    raise Refused("Unprocessable", 'filter: must be a JSON object such as {"MTART": "FERT"}')
 
 
 def add_documents(routes: APIRouter, executors: Executors) -> None:

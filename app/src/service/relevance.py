@@ -6,9 +6,11 @@ from __future__ import annotations
 import math
 import threading
 import time
+import tomllib
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from importlib.resources import files
 from typing import Any
 
 import numpy as np
@@ -30,72 +32,13 @@ CALIBRATIONS, CALIBRATION_SECONDS = 256, 60.0
 NO_BACKDROP_SECONDS = 5.0  # how long "too few rows" is cached: a sync may be adding more
 LANGUAGES = 4  # in which a row's translations are looked for
 # Relevance of a score equal to the median and to this quantile of the unrelated queries' best scores.
-_USUAL, _QUANTILE = 0.05, 0.95
+_USUAL, _QUANTILE = 0.05, 0.97
 _NARROWEST = 0.02  # distance of the two, in cosines, where unrelated queries score alike
 _WORDS_POWER = 1.75  # half of the words give 0.3, a third 0.15
 
-UNRELATED = """
-how many moons does Jupiter have
-who wrote Hamlet
-songs for a birthday party
-the queen of England
-when did the dinosaurs die out
-my favourite football team
-how to play chess
-what do dreams about flying mean
-a poem about autumn
-who won the presidential election
-teach a dog to give a paw
-flights to Thailand
-how to tie a necktie
-learn to play the violin
-history of the Roman Empire
-is it going to rain tomorrow
-chocolate cake with cherries
-how much does a house in London cost
-headache and fever since yesterday
-population of Canada
-interest rate for a mortgage
-a good film for the whole family
-how to lose weight quickly
-translate good night into Spanish
-the teacher praised her pupils
-my grandmother's birthday
-the lawyer lost the case in court
-names for a baby girl
-wie viele Monde hat der Jupiter
-wer hat den Faust geschrieben
-Lieder zum Geburtstag
-die Königin von England
-wann starben die Dinosaurier aus
-mein Lieblingsverein im Fußball
-wie spielt man Schach
-was bedeuten Träume vom Fliegen
-ein Gedicht über den Herbst
-wer hat die Wahl gewonnen
-dem Hund Pfötchen geben beibringen
-Flüge nach Thailand
-eine Krawatte binden
-Geige lernen
-Geschichte des Römischen Reiches
-regnet es morgen
-Schokoladenkuchen mit Kirschen
-was kostet ein Haus in London
-Kopfschmerzen und Fieber seit gestern
-Einwohner von Kanada
-Zinsen für einen Kredit
-ein guter Film für die ganze Familie
-schnell abnehmen
-gute Nacht auf Spanisch
-die Lehrerin lobte ihre Schüler
-Geburtstag meiner Oma
-der Anwalt hat vor Gericht verloren
-Vornamen für Mädchen
-asdf qwer zxcv
-blarg fnord wibble
-hjkl uiop
-lorem ipsum dolor sit amet
-"""  # In English and German. A collection may well hold an answer to a few of them.
+UNRELATED: Sequence[str] = tomllib.loads(files(__package__).joinpath("relevance.toml").read_text("utf-8"))[
+    "unrelated"
+].splitlines()
 
 
 def by_words(share: float) -> float:
@@ -199,7 +142,7 @@ class Calibrations:
         if embedder is not None:
             unrelated = self._unrelated.get(embedder.fingerprint)
             if unrelated is None:
-                unrelated = units(embedder.embed_queries(UNRELATED.split("\n")[1:-1]))
+                unrelated = units(embedder.embed_queries(UNRELATED))
                 self._unrelated[embedder.fingerprint] = unrelated
         with single_threaded():
             found = Calibration(Backdrop.of(vectors), unrelated, language=language, languages=languages)

@@ -237,7 +237,7 @@ class Sync:
             )
         known = KnownLanguages.of_loaded(embedder)
         if advice := advice_on_rows(planned.languages, planned.sampled, known):
-            planned.model = advice.model
+            planned.model = advice[1]
             planned.notes += note_on_rows(name, planned.languages, planned.sampled, known)
         return planned
 

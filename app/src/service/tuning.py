@@ -39,17 +39,8 @@ class Tuning:
             from app.src.core.memory import MemoryLimits
             from app.src.core.onnx_export.optimizer import calibrate
 
-            same = (
-                "model",
-                "revision",
-                "weights_sha256",
-                "cache",
-                "device",
-                "threads",
-                "query_prompt",
-                "document_prompt",
-            )
-            wanted = EngineOptions(**{key: getattr(embedding, key) for key in same})
+            same = "model revision weights_sha256 cache device threads query_prompt document_prompt"
+            wanted = EngineOptions(**{key: getattr(embedding, key) for key in same.split()})
             limits = MemoryLimits(embedding.memory_fraction, embedding.reserve_mb << 20)
             done = calibrate(wanted, parts.graph_options(), limits, name, found)
         except ImportError as error:

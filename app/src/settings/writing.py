@@ -36,7 +36,7 @@ def collection_block(
         item: Any = value if isinstance(value, str | bool) else list(value)
         if isinstance(value, Mapping):
             item = tomlkit.inline_table()
-            item.update(value)
+            item.update({name: each for name, each in value.items() if each is not None})
         table.add(name, item)
     wrapped = [line for note in notes for line in textwrap.wrap(_line(note), _WIDTH)]
     for line in (*wrapped, *map(_printable, sql.splitlines())):

@@ -9,10 +9,13 @@ import base64
 import fcntl
 import hashlib
 import json
+import re
 import shutil
 import struct
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import tomllib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
+from importlib.resources import files
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -45,30 +48,24 @@ def converted(name: str, model: PackagedModel, source: Path, cache: Path | None 
         with (cache / f".{name}.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # until the file is closed, also by the end of the process
             if first_mismatch(folder, model.sha256) is not None:
-                _convert(name, model, source, folder)
+                partial = folder.with_name(f".{name}.partial")
+                shutil.rmtree(partial, ignore_errors=True)  # of a process that was killed
+                for file, content in _CONVERTERS[name](source).items():
+                    (partial / file).parent.mkdir(parents=True, exist_ok=True)
+                    (partial / file).write_bytes(content)
+                if wrong := first_mismatch(partial, model.sha256):
+                    raise ModelUnsupported(
+                        f"model {name!r}: its conversion differs on this machine: {wrong}; please report this"
+                    )
+                if folder.exists():  # damaged
+                    shutil.rmtree(folder)
+                partial.rename(folder)
     except OSError as error:
         raise ModelNotFound(
             f"model {name!r} is converted once into {folder}, which cannot be written ({error.strerror}): "
             "set [embedding] cache to a folder that can be written, or to one that already has the converted model"
         ) from error
     return folder
-
-
-def _convert(name: str, model: PackagedModel, source: Path, folder: Path) -> None:
-    partial = folder.with_name(f".{name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)  # of a process that was killed
-    for file, content in _CONVERTERS[name](source).items():
-        target = partial / file
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_bytes(content)
-    if wrong := first_mismatch(partial, model.sha256):
-        raise ModelUnsupported(f"model {name!r}: its conversion differs on this machine: {wrong}; please report this")
-    if folder.exists():
-        damaged = folder.with_name(f".{name}.damaged")
-        shutil.rmtree(damaged, ignore_errors=True)
-        folder.rename(damaged)
-        shutil.rmtree(damaged, ignore_errors=True)
-    partial.rename(folder)
 
 
 def first_mismatch(folder: Path, sums: Mapping[str, str]) -> str | None:
@@ -115,39 +112,14 @@ def _json(content: Any) -> bytes:
     return json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode()
 
 
-def _unigram(pieces: Iterable[tuple[str, float]], unknown: int, ends: Mapping[str, int], *normalizers: Any) -> Any:
-    """Return tokenizer.json of a SentencePiece model: its pieces with their scores in order of their ids, the id of the
-    unknown piece, and the two pieces around each text. After the normalizers, spaces are joined and removed at the
-    ends, as SentencePiece does."""
-    template = [{"SpecialToken": {"id": piece, "type_id": 0}} for piece in ends]
-    template.insert(1, {"Sequence": {"id": "A", "type_id": 0}})
-    return {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": [],
-        "normalizer": {
-            "type": "Sequence",
-            "normalizers": [
-                *normalizers,
-                _replace({"Regex": " {2,}"}, " "),
-                {"type": "Strip", "strip_left": True, "strip_right": True},
-            ],
-        },
-        "pre_tokenizer": {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": True},
-        "post_processor": {
-            "type": "TemplateProcessing",
-            "single": template,
-            "pair": [*template, {"Sequence": {"id": "B", "type_id": 0}}],
-            "special_tokens": {piece: {"id": piece, "ids": [id_], "tokens": [piece]} for piece, id_ in ends.items()},
-        },
-        "decoder": None,
-        "model": {"type": "Unigram", "unk_id": unknown, "vocab": list(pieces), "byte_fallback": False},
-    }
+def _described(model: str) -> dict[str, Any]:
+    """Return the JSON files of a model, from conversion.toml."""
+    text = files(__package__).joinpath("conversion.toml").read_text(encoding="utf-8")
+    return {name: json.loads(content) for name, content in tomllib.loads(text)[model].items()}
 
 
-def _replace(pattern: Mapping[str, str], content: str) -> Any:
-    return {"type": "Replace", "pattern": pattern, "content": content}
+def _folder(described: Mapping[str, Any], tensors: Tensors) -> Files:
+    return {name: _json(each) for name, each in described.items()} | {"model.safetensors": _safetensors(tensors)}
 
 
 # ------------------------------------------------------------------------------------- Universal Sentence Encoder (USE)
@@ -162,35 +134,18 @@ def _use(source: Path) -> Files:
         arrays = dict(archive)
     chunks = [arrays.pop(f"q{number}") for number in range(1, USE_CHUNKS + 1)]
     table = np.stack(chunks, axis=1).reshape(-1, chunks[0].shape[1])
-    epsilon = float(arrays.pop("eps"))
-    del arrays["bits"]
+    del arrays["bits"], arrays["eps"]
     model = list(_fields((source / "sp.model").read_bytes()))
     pieces = [dict(_fields(content)) for number, content in model if number == 1]
     charsmap = dict(_fields(dict(model)[3]))[2]
     # Tokenizers would find a function's piece in texts, SentencePiece does not: no text has a space at that place.
     names = [" " * (place < _CONTROL) + piece[1].decode() for place, piece in enumerate(pieces)]
     scores = [struct.unpack("<f", piece.get(2, bytes(4)))[0] for piece in pieces]
-    # NFC first: tokenizers applies the map of compositions to single characters only.
-    normalizers = [
-        {"type": "NFC"},
-        {"type": "Precompiled", "precompiled_charsmap": base64.b64encode(charsmap).decode()},
-    ]
-    tokenizer = _unigram(zip(names, scores, strict=True), 0, {"<s>": 1, "</s>": 2}, *normalizers)
-    config = {
-        "model_type": "universal-sentence-encoder",
-        "hidden_size": table.shape[1],
-        "intermediate_size": len(arrays["cnn_W"]),
-        "num_attention_heads": 1,
-        "vocab_size": len(pieces),
-        "layer_norm_eps": epsilon,
-    }
-    return {
-        "config.json": _json(config),
-        "modules.json": _json([{"idx": 0, "name": "0", "path": "", "type": "owl_sap.UniversalSentenceEncoder"}]),
-        "sentence_bert_config.json": _json({"max_seq_length": 256, "do_lower_case": False}),
-        "tokenizer.json": _json(tokenizer),
-        "model.safetensors": _safetensors({"table": table, **arrays}),
-    }
+    described = _described("use-multilingual")
+    tokenizer = described["tokenizer.json"]
+    tokenizer["model"]["vocab"] = list(zip(names, scores, strict=True))
+    tokenizer["normalizer"]["normalizers"][1]["precompiled_charsmap"] = base64.b64encode(charsmap).decode()
+    return _folder(described, {"table": table, **arrays})
 
 
 def _fields(message: bytes) -> Iterator[tuple[int, bytes]]:
@@ -218,11 +173,9 @@ def _fields(message: bytes) -> Iterator[tuple[int, bytes]]:
 
 # ------------------------------------------------------------------------------------------------ multilingual-e5-small
 
-_SPECIAL = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
 _BLOCK = 32  # weights with one scale
-# First and last character of the blocks in which texts in Latin letters are written; all pieces of such texts remain.
-_LATIN = ((0x0000, 0x036F), (0x1E00, 0x1EFF), (0x2000, 0x2BFF))
-_OUTSIDE = "\ufdd0"  # a noncharacter
+# The blocks in which texts in Latin letters are written; all pieces of such texts remain.
+_LATIN = re.compile("[\\u0000-\\u036f\\u1e00-\\u1eff\\u2000-\\u2bff]*")
 _PARTS = {
     "word": "word_embeddings",
     "pos": "position_embeddings",
@@ -251,8 +204,8 @@ def _e5(source: Path, *, latin: bool = False) -> Files:
         at += struct.calcsize(f"<{form}")
         return found
 
-    hidden, layers, heads, wide, _, longest, types, epsilon, _ = read("7ifi")
-    count, begin, end, pad, unknown, size = read("5iQ")
+    hidden, _, _, wide, *_ = read("7ifi")
+    count, _, _, _, _, size = read("5iQ")
     offsets, scores, (blob,) = read(f"{count + 1}I"), read(f"{count}f"), read(f"{size}s")
     names = [blob[start:stop].decode() for start, stop in pairwise(offsets)]
     _, size = read("iI")
@@ -263,49 +216,14 @@ def _e5(source: Path, *, latin: bool = False) -> Files:
         quantised, numbers, start, _ = read("BIQQ")
         plain = np.frombuffer(content, "<f4", 0 if quantised else numbers, start)
         tensors[name] = _dequantised(content, start, numbers) if quantised else plain
-    kept = [place for place, name in enumerate(names) if not latin or name in _SPECIAL or _is_latin(name)]
-    ids = {names[place]: id_ for id_, place in enumerate(kept)}
-    pieces = [(names[place], scores[place]) for place in kept]
-    # SentencePiece's map leaves this tilde as it is.
-    tilde = "\uff5e"
-    normalizers = [_replace({"String": tilde}, _OUTSIDE), {"type": "Nmt"}, {"type": "NFKC"}]
-    normalizers.append(_replace({"String": _OUTSIDE}, tilde))
-    tokenizer = _unigram(pieces, unknown, {names[begin]: begin, names[end]: end}, *normalizers)
-    tokenizer["added_tokens"] = [_special(ids[name], name) for name in _SPECIAL]
-    config = {
-        "architectures": ["BertModel"],
-        "model_type": "bert",
-        "hidden_size": hidden,
-        "num_hidden_layers": layers,
-        "num_attention_heads": heads,
-        "intermediate_size": wide,
-        "hidden_act": "gelu",
-        "max_position_embeddings": longest,
-        "type_vocab_size": types,
-        "vocab_size": len(kept),
-        "layer_norm_eps": float(f"{epsilon:.6g}"),
-        "pad_token_id": pad,
-        "dtype": "float32",  # to compute in
-    }
-    stack = [("Transformer", ""), ("Pooling", "1_Pooling"), ("Normalize", "2_Normalize")]
-    modules = [
-        {"idx": number, "name": str(number), "path": path, "type": f"sentence_transformers.models.{kind}"}
-        for number, (kind, path) in enumerate(stack)
-    ]
-    roles = dict(zip(("bos_token", "pad_token", "eos_token", "unk_token", "mask_token"), _SPECIAL, strict=True))
-    prompts = {"query": "query: ", "passage": "passage: ", "document": "passage: "}
-    return {
-        "config.json": _json(config),
-        "modules.json": _json(modules),
-        "1_Pooling/config.json": _json({"word_embedding_dimension": hidden, "pooling_mode_mean_tokens": True}),
-        "config_sentence_transformers.json": _json({"prompts": prompts, "default_prompt_name": None}),
-        "sentence_bert_config.json": _json({"max_seq_length": longest, "do_lower_case": False}),
-        "tokenizer_config.json": _json(
-            {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": longest, **roles}
-        ),
-        "tokenizer.json": _json(tokenizer),
-        "model.safetensors": _safetensors(_bert(tensors, hidden, wide, kept)),
-    }
+    described = _described("multilingual-e5-small")
+    special = described["tokenizer.json"]["added_tokens"]
+    always = {piece["content"] for piece in special}
+    kept = [place for place, name in enumerate(names) if not latin or name in always or _LATIN.fullmatch(name)]
+    described["config.json"]["vocab_size"] = len(kept)
+    described["tokenizer.json"]["model"]["vocab"] = [(names[place], scores[place]) for place in kept]
+    special[-1]["id"] = kept.index(names.index(special[-1]["content"]))
+    return _folder(described, _bert(tensors, hidden, wide, kept))
 
 
 def _dequantised(content: bytes, start: int, numbers: int) -> NDArray[np.float16]:
@@ -331,15 +249,6 @@ def _bert(tensors: Tensors, hidden: int, wide: int, kept: Sequence[int]) -> Tens
     words = "embeddings.word_embeddings.weight"
     pooler = {"pooler.dense.weight": np.zeros((hidden, hidden), "f2"), "pooler.dense.bias": np.zeros(hidden, "f2")}
     return {**found, words: found[words][kept], **pooler}
-
-
-def _is_latin(piece: str) -> bool:
-    return all(any(first <= ord(character) <= last for first, last in _LATIN) for character in piece)
-
-
-def _special(id_: int, content: str) -> Any:
-    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
-    return {"id": id_, "content": content, **flags, "special": True}
 
 
 _CONVERTERS: Mapping[str, Callable[[Path], Files]] = {
