@@ -118,7 +118,7 @@ class Passage:
 @dataclass(frozen=True, slots=True)
 class FoundHit:
     """`key` by column name, {} for a row that others wrote. `passages`, best first, None if only one was asked for.
-    `relevance` from 0 to 1, below FLOOR probably irrelevant; None unless the query is a text that the model understands.
+    `relevance` from 0 to 1, below FLOOR probably irrelevant; None unless the query is a text the model understands.
     `similar`: how many hits are grouped under this one; None if no groups were asked for."""
 
     id: str
