@@ -9,7 +9,7 @@ import unicodedata
 from collections.abc import Sequence
 from functools import lru_cache
 
-from connector.stores.words import words
+from connector.stores.words import TRANSCRIPTION, words
 
 _ENGLISH = """
 a about after again against all also am an and any are as at be because been before being between both but by can
@@ -36,28 +36,35 @@ _ENDINGS = (  # longest first
 _PART = re.compile(r"[^\W_]+")
 _SHORTEST_STEM = 4
 _SHORTEST_BEGINNING = 5  # letters of a stem that may begin a longer word: Pumpe, Pumpengehäuse
-# Letters of a stem that may end a longer word: Karton, Wellpappkarton; with fewer, table would match stable.
-_SHORTEST_END = 6
+# Letters of a stem that may end a compound, and of what precedes it: Lager, Kugellager; but not table, stable.
+_SHORTEST_END = 4
 _SHORTEST_MISTYPED = 6  # letters of a word that may be mistyped: with fewer, motor would match rotor
 _TRANSCRIBED = re.compile("(?<=[aou])e")
 
 
+def _plain(word: str) -> str:
+    """Return a word without case and accents: ä becomes a, ß becomes ss."""
+    if word.isascii():
+        return word.lower()
+    parts = unicodedata.normalize("NFD", word.casefold())
+    return "".join(part for part in parts if not unicodedata.combining(part)).lower()
+
+
 def folded(word: str) -> str:
     """Return a word without case and accents: ä and ae become a, ß becomes ss."""
-    if not word.isascii():
-        parts = unicodedata.normalize("NFD", word.casefold())
-        word = "".join(part for part in parts if not unicodedata.combining(part))
-    return _TRANSCRIBED.sub("", word.lower())
+    return _TRANSCRIBED.sub("", _plain(word))
 
 
-# Grammatical words without content.
-FUNCTION_WORDS = frozenset(folded(word) for word in (*_ENGLISH.split(), *_GERMAN.split()))
+# Grammatical words without content. Not by `folded`: due and toe would become du and to.
+FUNCTION_WORDS = frozenset(
+    map(_plain, (*_ENGLISH.split(), *_GERMAN.split(), *_GERMAN.translate(TRANSCRIPTION).split()))
+)
 
 
 def content_words(text: str) -> tuple[str, ...]:
     """Return the words of a search text without function words, unchanged; () if no others remain."""
     found = (word.alternatives[0] for word in words(text))
-    return tuple(word for word in found if folded(word) not in FUNCTION_WORDS)
+    return tuple(word for word in found if _plain(word) not in FUNCTION_WORDS)
 
 
 def asked_words(text: str) -> tuple[str, ...]:
@@ -107,7 +114,9 @@ def related(asked: str, other: str) -> bool:
         return True
     if len(one) >= _SHORTEST_BEGINNING and two.startswith(one):
         return True
-    if len(one) >= _SHORTEST_END and (two.endswith(one) or other.endswith(one)):
+    if len(one) >= _SHORTEST_END and any(
+        whole.endswith(one) and len(whole) - len(one) >= _SHORTEST_END for whole in (two, other)
+    ):
         return True
     if len(two) >= _SHORTEST_BEGINNING and one.startswith(two) and len(one) - len(two) <= 3:
         return True

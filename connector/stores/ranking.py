@@ -3,8 +3,10 @@ of two rankings."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -121,20 +123,24 @@ def groups(
     texts: Sequence[str], vectors: NDArray[np.floating[Any]], backdrop: Backdrop | None, most: int
 ) -> list[list[int]]:
     """Return the positions of alike rows, grouped by the first of each group in the given order, at most `most` groups.
-    `vectors` (n, d) as stored. Compares n * most pairs."""
+    `vectors` (n, d) as stored. Compares each row with the groups that share a word with it."""
     words = [frozenset(word for word in parts_of(text) if not any(map(str.isdigit, word))) for text in texts]
     rest = None if backdrop is None else backdrop.without(units(vectors))
     found: list[list[int]] = []
+    holding: dict[str, list[int]] = {}  # word -> the groups whose first row has it
     for place, mine in enumerate(words):
-        for group in found:
-            first = words[group[0]]
-            shared = len(mine & first) / max(len(mine | first), 1)
-            near = shared >= ALIKE_WORDS_NEAR and rest is not None and rest[place] @ rest[group[0]] >= ALIKE_NEAR
-            if near or shared >= ALIKE_WORDS:
-                group.append(place)
+        shared = Counter(chain.from_iterable(holding.get(word, ()) for word in mine))
+        for group, both in sorted(shared.items()):
+            first = found[group][0]
+            share = both / (len(mine) + len(words[first]) - both)
+            near = share >= ALIKE_WORDS_NEAR and rest is not None and rest[place] @ rest[first] >= ALIKE_NEAR
+            if near or share >= ALIKE_WORDS:
+                found[group].append(place)
                 break
         else:
             if len(found) < most:
+                for word in mine:
+                    holding.setdefault(word, []).append(len(found))
                 found.append([place])
     return found
 

@@ -19,7 +19,7 @@ SATURATION, LENGTH_SHARE = 1.2, 0.75
 
 # Separators of words. Other characters (M-4711/2, 2.5, A_B) join the parts of one word.
 _BETWEEN = re.compile(r"[\s;()\[\]{}<>!?\"|=*]+|,(?!\d)|(?<!\d),")
-_TRANSCRIBED = str.maketrans({"ä": "ae", "ö": "oe", "ü": "ue", "ß": "ss"})
+TRANSCRIPTION = str.maketrans({"ä": "ae", "ö": "oe", "ü": "ue", "ß": "ss"})
 _UMLAUT = re.compile("ae|oe|(?<![aeq])ue")  # not in neue, Steuer, Frequenz
 _PART = re.compile(r"(?:[^\W_][\u0300-\u036f]*)+")
 
@@ -49,7 +49,10 @@ def _alternatives(word: str) -> tuple[str, ...]:
     searched."""
     if not (word.isascii() and word.isdigit()):
         written = word.lower()
-        others = [written.translate(_TRANSCRIBED), _UMLAUT.sub(lambda found: "äöü"["aou".index(found[0][0])], written)]
+        others = [
+            written.translate(TRANSCRIPTION),
+            _UMLAUT.sub(lambda found: "äöü"["aou".index(found[0][0])], written),
+        ]
         return (word, *(each for each in others if each != written))
     plain = word.lstrip("0") or "0"
     if len(plain) < 3 and plain == word:

@@ -155,6 +155,20 @@ def test_what_the_source_or_the_engine_does_not_have(
     assert [each["collection"] for each in client.get(PATH).json()] == ["materials"]
 
 
+@pytest.mark.parametrize("of_clients", [False, True])
+def test_a_prompt_that_leaves_no_room(client: httpx.Client, *, of_clients: bool) -> None:
+    block = {"name": "notes", "documents": True} if of_clients else BLOCK
+    fault = problem(client.post(PATH, json=block | {"document_prompt": "word " * 300}), 422)
+    assert "leaves no room" in fault["detail"]
+
+
+def test_a_model_with_prompts_is_loaded_once(client: httpx.Client, service: Service) -> None:
+    before = len(service.parts._models)
+    assert client.post(PATH, json=BLOCK | {"model": "hash:32", "query_prompt": "query: "}).status_code == 201
+    service.parts.embedder_for("parts")
+    assert len(service.parts._models) == before + 1
+
+
 @pytest.mark.parametrize("name", ["materials", "Materials"])
 def test_a_name_that_is_taken(client: httpx.Client, file: Path, name: str) -> None:
     before = file.read_bytes()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from app.src.access.principal import OPERATOR, Principal
+from app.src.service import labels as module
 from app.src.service.service import Service
 from app.src.settings import Settings
 from connector.discovery.labels import value_texts
@@ -123,18 +125,45 @@ def test_without_hana_names_stay_as_they_are(tmp_path: Path, monkeypatch: pytest
     service.close()
 
 
+def test_while_hana_hangs_names_stay_as_they_are_and_one_thread_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = TableSource()
+    service = Service(settings_in(tmp_path), source=source)
+    service.sync.run("materials")
+    asked: list[Any] = []
+    hangs = threading.Event()
+
+    def describe(ref: TableRef) -> Table:
+        asked.append(ref)
+        hangs.wait(60)
+        raise OSError("away")
+
+    monkeypatch.setattr(module, "_WAIT", 0.05)
+    monkeypatch.setattr(source, "describe", describe)
+    with serving(service) as client:
+        for _ in range(3):
+            assert client.get("/v1/collections/materials").json()["fields"][0]["label"] == "MATNR"
+    assert not hangs.is_set()
+    assert len(asked) == 1
+    hangs.set()
+    service.close()
+
+
 def test_what_was_read_is_kept_while_hana_is_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = TableSource()
     first, *others = source.table.columns
     source.table = Table(source.table.ref, (replace(first, comment="Material number"), *others), ("MATNR",))
     service = Service(settings_in(tmp_path), source=source)
     asked: list[Any] = []
+    away = threading.Event()
     real = source.describe
 
     def describe(ref: TableRef) -> Table:
         asked.append(ref)
         if len(asked) == 1:
             return real(ref)
+        away.set()
         raise OSError("away")
 
     def label() -> str:
@@ -143,7 +172,9 @@ def test_what_was_read_is_kept_while_hana_is_away(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(source, "describe", describe)
     assert [label(), label()] == ["Material number"] * 2
     assert len(asked) == 1, "read once"
-    service.labels._kept["materials", ""] = 0.0, service.labels._kept["materials", ""][1]
+    service.labels._kept["materials", ""].until = 0.0
+    assert label() == "Material number"
+    assert away.wait(60)
     assert [label(), label()] == ["Material number"] * 2
     assert len(asked) == 2, "asked in vain, and not again at once"
     service.close()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from app.src.core.backends import EngineError
 from app.src.service.collections import Collections
 from app.src.service.languages import KnownLanguages, advice_on_rows
-from app.src.service.wiring import Parts
+from app.src.service.wiring import EngineEmbedder, Parts, model_source
 from app.src.settings import CollectionSettings, InvalidCollection, Loaded, SettingsError, collection_of
 from app.src.settings.writing import append_block, collection_block
 from connector.document.document import Renderer
@@ -21,7 +21,7 @@ from connector.errors import ConfigurationError, NoKey, NoProposal, StatementFai
 from connector.hana import change_log
 from connector.hana.catalog import tables
 from connector.hana.source import HanaSource
-from connector.model import CollectionSpec, ModelSource, TableRef
+from connector.model import CollectionSpec, TableRef
 from connector.sync.feeds.choose import check
 
 if TYPE_CHECKING:
@@ -132,8 +132,9 @@ class Catalog:
         """
         block = collection_of(given)
         self._check_free(block.name)
+        embedder = self._embedder_for(block)
         if not block.documents:
-            self._check_source(block)
+            self._check_source(block, embedder)
         written = {name: given[name] for name in type(block).model_fields if given.get(name) is not None}
         made = f"Created over REST by {by} on {datetime.now(UTC):%Y-%m-%d}."
         toml = collection_block(written, {"name": made})
@@ -161,17 +162,20 @@ class Catalog:
                     f'the collections "{name}" and "{other}" would have the same tables in HANA; choose another name'
                 )
 
-    def _check_source(self, block: CollectionSettings) -> None:
-        spec, source, embedding = block.spec(), self._parts.source, self._parts.settings.embedding
+    def _embedder_for(self, block: CollectionSettings) -> EngineEmbedder:
+        settings = self._parts.settings.model_copy(update={"collections": (block,)})
+        wanted = model_source(settings.embedding_of(block.name))
+        if wanted == self._parts.configured():
+            return self._parts.embedder
+        try:
+            return self._parts.embedder_of(wanted)
+        except EngineError as error:
+            raise ConfigurationError(f"`model`: {error}") from error
+
+    def _check_source(self, block: CollectionSettings, embedder: EngineEmbedder) -> None:
+        spec, source = block.spec(), self._parts.source
         table = source.describe(spec.source)
         check(spec, table)
-        if block.model in (None, embedding.model):
-            embedder = self._parts.embedder
-        else:
-            try:
-                embedder = self._parts.embedder_of(ModelSource(block.model, precision=embedding.precision))
-            except EngineError as error:
-                raise ConfigurationError(f"`model`: {error}") from error
         query = Renderer(spec, table, embedder).query
         try:
             next(source.pages(query, 1), None)

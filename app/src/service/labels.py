@@ -1,8 +1,10 @@
-"""Labels of a collection's fields and texts of their values, read from HANA and cached."""
+"""Labels of a collection's fields and texts of their values, read from HANA in the background and cached."""
 
 from __future__ import annotations
 
 import json
+import math
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -24,6 +26,7 @@ MOST_VALUES = 200  # texts of one field
 _LONGEST_CODE = 40
 _LONGEST_LABEL = 60
 _KEPT, _KEPT_FAILED = 300.0, 60.0  # seconds
+_WAIT = 1.5  # seconds that a request waits for HANA; then it gets what was known before
 _MOST_KEPT = 200
 
 FieldKind = Literal["text", "number", "date", "time", "boolean"]
@@ -40,6 +43,16 @@ class LabelledField:
     values: dict[str, str] = field(default_factory=dict)
 
 
+@dataclass(slots=True)
+class _Kept:
+    """`known`: the last result. `until`: when it is read anew. `done`: set after the first reading."""
+
+    begun: float
+    until: float = -math.inf
+    known: dict[str, Any] = field(default_factory=dict)
+    done: threading.Event = field(default_factory=threading.Event)
+
+
 class Labels:
     """Thread-safe. Without HANA, or without the right to read a table, names and codes stay as they are."""
 
@@ -47,7 +60,8 @@ class Labels:
         self._parts = parts
         self._collections = collections
         self._rights = rights
-        self._kept: dict[tuple[str, str], tuple[float, dict[str, Any]]] = {}
+        self._lock = threading.Lock()
+        self._kept: dict[tuple[str, str], _Kept] = {}
 
     def fields(self, name: str, key: Sequence[str], *, principal: Principal) -> list[LabelledField]:
         """Return the key columns (`key`, or the configured ones), then the metadata fields; [] for a collection that
@@ -110,16 +124,26 @@ class Labels:
         return found
 
     def _cached(self, key: tuple[str, str], read: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """Return what `read` returns, or returned in the last minutes or before it failed."""
-        until, known = self._kept.get(key, (0.0, {}))
-        if time.monotonic() >= until:
-            kept = _KEPT_FAILED
-            with suppress(Exception):  # labels are an extra: readiness and doctor report the error
-                known, kept = read(), _KEPT
-            if len(self._kept) >= _MOST_KEPT:
-                self._kept.clear()
-            self._kept[key] = time.monotonic() + kept, known
-        return known
+        """Return what `read` returned in the last minutes or before it failed. It runs in a thread of its own, because
+        HANA may hang: only the first callers wait, at most _WAIT."""
+        with self._lock:
+            now = time.monotonic()
+            kept = self._kept.setdefault(key, _Kept(now))
+            if now >= kept.until:
+                kept.until = math.inf
+                threading.Thread(target=_read, args=(kept, read), name="owl-sap-labels", daemon=True).start()
+            if len(self._kept) > _MOST_KEPT:
+                del self._kept[next(iter(self._kept))]
+        kept.done.wait(max(0.0, kept.begun + _WAIT - now))
+        return kept.known
+
+
+def _read(kept: _Kept, read: Callable[[], dict[str, Any]]) -> None:
+    seconds = _KEPT_FAILED
+    with suppress(Exception):  # labels are an extra: readiness and doctor report the error
+        kept.known, seconds = read(), _KEPT
+    kept.until = time.monotonic() + seconds
+    kept.done.set()
 
 
 def _kind(column: Column) -> FieldKind:

@@ -32,7 +32,7 @@ CALIBRATIONS, CALIBRATION_SECONDS = 256, 60.0
 NO_BACKDROP_SECONDS = 5.0  # how long "too few rows" is cached: a sync may be adding more
 LANGUAGES = 4  # in which a row's translations are looked for
 # Relevance of a score equal to the median and to this quantile of the unrelated queries' best scores.
-_USUAL, _QUANTILE = 0.05, 0.95
+_USUAL, _QUANTILE = 0.05, 0.97
 _NARROWEST = 0.02  # distance of the two, in cosines, where unrelated queries score alike
 _WORDS_POWER = 1.75  # half of the words give 0.3, a third 0.15
 

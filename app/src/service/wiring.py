@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from app.src.core.backends import EngineError, InputType, NonFinite
 from app.src.observe.gpu import gpu_message, gpu_missing
 from app.src.observe.metrics import Metrics
-from app.src.settings import CollectionSettings, Settings
+from app.src.settings import CollectionSettings, EmbeddingSettings, Settings
 from connector.document.document import metadata_names
 from connector.errors import ConfigurationError, ConnectorError, TextsNotEmbeddable, UnknownTable
 from connector.extras import install_command
@@ -190,6 +190,11 @@ class EnginesScan:
         return self._scan.copy(dimension)
 
 
+def model_source(wanted: EmbeddingSettings) -> ModelSource:
+    same = ("revision", "weights_sha256", "precision", "query_prompt", "document_prompt")
+    return ModelSource(wanted.model, **{name: getattr(wanted, name) for name in same})
+
+
 class Parts:
     """Thread-safe. Connects and loads on first use; `close` closes what was opened. The messages of `expected_errors`
     may be shown to users."""
@@ -242,9 +247,7 @@ class Parts:
     def configured(self, collection: str | None = None) -> ModelSource:
         """Return the model of a collection; None: of [embedding]."""
         settings = self.settings
-        wanted = settings.embedding if collection is None else settings.embedding_of(collection)
-        same = ("revision", "weights_sha256", "precision", "query_prompt", "document_prompt")
-        return ModelSource(wanted.model, **{name: getattr(wanted, name) for name in same})
+        return model_source(settings.embedding if collection is None else settings.embedding_of(collection))
 
     @property
     def embedder(self) -> EngineEmbedder:
