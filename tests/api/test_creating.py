@@ -251,6 +251,20 @@ def test_an_edit_by_hand_meanwhile_is_kept(client: httpx.Client, file: Path, mon
     assert [block["name"] for block in blocks(file)] == ["materials", "parts"]
 
 
+def test_a_file_that_is_replaced_meanwhile(client: httpx.Client, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def replaced(path: Path) -> Any:
+        new = path.with_suffix(".new")
+        new.write_bytes(path.read_bytes())
+        new.replace(path)
+        return load(path)
+
+    monkeypatch.setattr("app.src.settings.writing.load", replaced)
+    fault = problem(client.post(PATH, json=BLOCK), 409)
+    assert "replaced at the same time" in fault["detail"]
+    assert tomllib.loads(fault["toml"])["collections"] == [BLOCK]
+    assert [block["name"] for block in blocks(file)] == ["materials"]
+
+
 def test_a_link_and_windows_line_ends_stay(client: httpx.Client, file: Path) -> None:
     real = file.with_name("real.toml")
     real.write_bytes(file.read_bytes().replace(b"\n", b"\r\n"))

@@ -69,6 +69,8 @@ def append_block(file: Path, block: str, check: Callable[[Loaded], None]) -> Non
                 opened.truncate(len(before))
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             os.fsync(opened)
+            if not os.path.samestat(file.stat(), os.fstat(opened.fileno())):  # by an editor
+                raise SettingsError(f"{file.name} was replaced at the same time")
     except OSError as error:
         raise SettingsError(f"{file.name} cannot be written ({error.strerror})") from None
 
