@@ -7,7 +7,7 @@ import threading
 import time
 import tomllib
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from app.src.service.service import Service
-from app.src.settings import Settings, load
+from app.src.settings import Settings, SettingsError, load
 from tests.api.conftest import TableSource, serving
 from tests.api.test_routes import problem
 
@@ -263,6 +263,21 @@ def test_a_file_that_is_replaced_meanwhile(client: httpx.Client, file: Path, mon
     assert "replaced at the same time" in fault["detail"]
     assert tomllib.loads(fault["toml"])["collections"] == [BLOCK]
     assert [block["name"] for block in blocks(file)] == ["materials"]
+
+
+@pytest.mark.parametrize("documents", [False, True])
+def test_no_part_of_a_block_is_valid(client: httpx.Client, file: Path, tmp_path: Path, *, documents: bool) -> None:
+    """A reader may see a part of what is being written, which must not be a collection without its row rights."""
+    before = file.read_text(encoding="utf-8")
+    block: dict[str, Any] = BLOCK | {"row_rights": {"MTART": "kind"}, "model": "hash:32", "examples": ["pump"]}
+    if documents:
+        block = {"name": "notes", "documents": True, "metadata": ["OWNER"], "row_rights": {"OWNER": "owner"}}
+    assert client.post(PATH, json=block).status_code == 201
+    after, part = file.read_text(encoding="utf-8"), tmp_path / "part.toml"
+    for size in range(len(before), len(after.rstrip())):
+        part.write_text(after[:size], encoding="utf-8")
+        with suppress(SettingsError):
+            assert [each.name for each in load(part).settings.collections] == ["materials"], after[len(before) : size]
 
 
 def test_a_link_and_windows_line_ends_stay(client: httpx.Client, file: Path) -> None:
