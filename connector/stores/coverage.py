@@ -36,8 +36,8 @@ _ENDINGS = (  # longest first
 _PART = re.compile(r"[^\W_]+")
 _SHORTEST_STEM = 4
 _SHORTEST_BEGINNING = 5  # letters of a stem that may begin a longer word: Pumpe, Pumpengehäuse
-# Letters of a stem that may end a longer word: Karton, Wellpappkarton; with fewer, table would match stable.
-_SHORTEST_END = 6
+# Letters of a stem that may end a compound, and of what precedes it: Lager, Kugellager; but not table, stable.
+_SHORTEST_END = 4
 _SHORTEST_MISTYPED = 6  # letters of a word that may be mistyped: with fewer, motor would match rotor
 _TRANSCRIBED = re.compile("(?<=[aou])e")
 
@@ -114,7 +114,9 @@ def related(asked: str, other: str) -> bool:
         return True
     if len(one) >= _SHORTEST_BEGINNING and two.startswith(one):
         return True
-    if len(one) >= _SHORTEST_END and (two.endswith(one) or other.endswith(one)):
+    if len(one) >= _SHORTEST_END and any(
+        whole.endswith(one) and len(whole) - len(one) >= _SHORTEST_END for whole in (two, other)
+    ):
         return True
     if len(two) >= _SHORTEST_BEGINNING and one.startswith(two) and len(one) - len(two) <= 3:
         return True

@@ -44,16 +44,15 @@ def words(text: str) -> tuple[Word, ...]:
     return tuple(found.values())
 
 
-def _umlaut(transcribed: re.Match[str]) -> str:
-    return "äöü"["aou".index(transcribed[0][0])]
-
-
 def _alternatives(word: str) -> tuple[str, ...]:
     """Return spellings with and without leading zeros, and with and without umlauts, because either may be stored or
     searched."""
     if not (word.isascii() and word.isdigit()):
         written = word.lower()
-        others = [written.translate(TRANSCRIPTION), _UMLAUT.sub(_umlaut, written)]
+        others = [
+            written.translate(TRANSCRIPTION),
+            _UMLAUT.sub(lambda found: "äöü"["aou".index(found[0][0])], written),
+        ]
         return (word, *(each for each in others if each != written))
     plain = word.lstrip("0") or "0"
     if len(plain) < 3 and plain == word:

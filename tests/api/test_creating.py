@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import tempfile
 import threading
 import time
 import tomllib
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ import httpx
 import pytest
 
 from app.src.service.service import Service
-from app.src.settings import Settings, load
+from app.src.settings import Settings, SettingsError, load
 from tests.api.conftest import TableSource, serving
 from tests.api.test_routes import problem
 
@@ -216,13 +215,6 @@ def test_a_file_that_cannot_take_it(client: httpx.Client, file: Path, text: str 
     assert client.get(f"{PATH}/materials").status_code == 200, "the service goes on"
 
 
-def test_a_read_only_file(client: httpx.Client, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("app.src.settings.writing.os.access", lambda *_: False)  # tests may run as root
-    fault = problem(client.post(PATH, json=BLOCK), 409)
-    assert fault["code"] == "OWL-1021"
-    assert "owl-sap.toml is read-only" in fault["detail"]
-
-
 def test_collections_from_a_variable(client: httpx.Client, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OWL_SAP_COLLECTIONS", '[[collections]]\nname = "materials"\ndocuments = true')
     fault = problem(client.post(PATH, json=BLOCK), 409)
@@ -247,18 +239,45 @@ def test_two_at_once(client: httpx.Client, file: Path) -> None:
 
 
 def test_an_edit_by_hand_meanwhile_is_kept(client: httpx.Client, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    edits = ["# first\n", "# second\n"]
-    real = tempfile.mkstemp
+    def edited(path: Path) -> Any:
+        loaded = load(path)
+        with file.open("a", encoding="utf-8") as opened:
+            opened.write("# mine\n")
+        return loaded
 
-    def edited(**where: Any) -> Any:
-        if edits:
-            file.write_text(edits.pop(0) + file.read_text(encoding="utf-8"), encoding="utf-8")
-        return real(**where)
-
-    monkeypatch.setattr(tempfile, "mkstemp", edited)
+    monkeypatch.setattr("app.src.settings.writing.load", edited)
     assert client.post(PATH, json=BLOCK).status_code == 201
-    assert file.read_text(encoding="utf-8").startswith("# second\n# first\n# The shop's own comment.\n")
+    assert "\n# mine\n" in file.read_text(encoding="utf-8")
     assert [block["name"] for block in blocks(file)] == ["materials", "parts"]
+
+
+def test_a_file_that_is_replaced_meanwhile(client: httpx.Client, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def replaced(path: Path) -> Any:
+        new = path.with_suffix(".new")
+        new.write_bytes(path.read_bytes())
+        new.replace(path)
+        return load(path)
+
+    monkeypatch.setattr("app.src.settings.writing.load", replaced)
+    fault = problem(client.post(PATH, json=BLOCK), 409)
+    assert "replaced at the same time" in fault["detail"]
+    assert tomllib.loads(fault["toml"])["collections"] == [BLOCK]
+    assert [block["name"] for block in blocks(file)] == ["materials"]
+
+
+@pytest.mark.parametrize("documents", [False, True])
+def test_no_part_of_a_block_is_valid(client: httpx.Client, file: Path, tmp_path: Path, *, documents: bool) -> None:
+    """A reader may see a part of what is being written, which must not be a collection without its row rights."""
+    before = file.read_text(encoding="utf-8")
+    block: dict[str, Any] = BLOCK | {"row_rights": {"MTART": "kind"}, "model": "hash:32", "examples": ["pump"]}
+    if documents:
+        block = {"name": "notes", "documents": True, "metadata": ["OWNER"], "row_rights": {"OWNER": "owner"}}
+    assert client.post(PATH, json=block).status_code == 201
+    after, part = file.read_text(encoding="utf-8"), tmp_path / "part.toml"
+    for size in range(len(before), len(after.rstrip())):
+        part.write_text(after[:size], encoding="utf-8")
+        with suppress(SettingsError):
+            assert [each.name for each in load(part).settings.collections] == ["materials"], after[len(before) : size]
 
 
 def test_a_link_and_windows_line_ends_stay(client: httpx.Client, file: Path) -> None:

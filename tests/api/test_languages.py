@@ -86,6 +86,9 @@ def test_a_search_by_meaning_warns_in_its_notes(shared: httpx.Client) -> None:
         (note,) = notes(QUERY, mode=mode)
         assert note.startswith("the search text is German")
     assert notes(QUERY, mode="keyword") == []  # uses no model
+    hits = shared.post("/v1/collections/materials/search", json={"query": QUERY}).json()["hits"]
+    assert hits
+    assert {hit["relevance"] for hit in hits} == {None}
     assert notes("oil pump") == []
 
 

@@ -44,6 +44,8 @@ def test_words_that_say_what_it_is_about(text: str, found: tuple[str, ...]) -> N
         ("exactly", "exact"),
         ("leaking", "leaks"),
         ("kartons", "wellpappkarton"),
+        ("lager", "kugellager"),
+        ("pumpe", "brunnenpumpe"),
         ("motor", "motorschutzschalter"),
         ("getriebe", "getrieben"),
         ("100195", "000000000000100195"),
@@ -58,6 +60,7 @@ def test_words_that_are_asked_for_by_another(asked: str, other: str) -> None:
     ("asked", "other"),
     [
         ("table", "stable"),
+        ("band", "verband"),
         ("100195", "9100195"),
         ("6205", "62050"),
         ("m12", "m120"),

@@ -244,3 +244,12 @@ def test_prompts_are_part_of_the_fingerprint_only_where_there_are_any(
         assert engine.fingerprint == found[0]
     with engine_of(write_prompts(folder, {"query": "a", "passage": "b"})) as engine:
         assert engine.fingerprint == found[3], "however the prompts are named"
+
+
+@pytest.mark.parametrize(("name", "shown"), [("multilingual-e5-small", ""), ("all-MiniLM-L6-v2", "./")])
+def test_a_folder_that_has_the_name_of_a_packaged_model_keeps_its_fingerprint(
+    make_folder: MakeFolder, name: str, shown: str
+) -> None:
+    with engine_of(make_folder(name)) as engine:
+        assert engine.model == f"./{name}"
+        assert engine.fingerprint.startswith(f"{shown}{name}@")

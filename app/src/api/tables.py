@@ -176,9 +176,7 @@ def add(routes: APIRouter, executors: Executors) -> None:
             return problem(request, 422, str(error), errors=faults[:MOST_FAULTS])
         except NotSaved as error:
             return problem(request, 409, str(error), error=error, toml=error.toml)
-        except CollectionExists:
-            raise
         except ConfigurationError as error:
-            return problem(request, 422, str(error), error=error)
+            return problem(request, 409 if isinstance(error, CollectionExists) else 422, str(error), error=error)
         audit(request, collection=made["collection"])
         return Json(made, 201, {"Location": f"/v1/collections/{made['collection']}"})

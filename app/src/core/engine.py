@@ -22,6 +22,9 @@ from .tokens import piece_spans
 # A large call is queued in parts of this size, each tokenised while earlier parts are computed.
 REQUEST_TEXTS = 2048
 REQUEST_CHARACTERS = 1 << 20
+# A folder with the name of a packaged model is called ./NAME. For the first packaged model fingerprints have held that
+# since long; for later ones it would rebuild collections that were made before they were packaged.
+_SHOWN_FIRST = "./all-MiniLM-L6-v2"
 QUEUED_PARTS = 2  # of one call, besides the part being tokenised
 
 
@@ -130,7 +133,8 @@ class EmbeddingEngine:
         # serves a CPU. int8 is another family, and so is each calibrated graph.
         family = info.variant or ("int8" if info.precision == "int8" else "float")
         sums = f"{info.weights_sha256[:16]}.{info.tokenizer_sha256[:8]}"
-        self.fingerprint = f"{info.name}@{sums}/{info.pooling}/{self.max_tokens}/unit/{family}"
+        name = info.name if info.name == _SHOWN_FIRST else info.name.removeprefix("./")
+        self.fingerprint = f"{name}@{sums}/{info.pooling}/{self.max_tokens}/unit/{family}"
         if prompts:
             digest = hashlib.sha256("\0".join(self.prompts.values()).encode("utf-8", "surrogatepass"))
             self.fingerprint += f"/prompts-{digest.hexdigest()[:16]}"

@@ -11,11 +11,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import date
-from itertools import groupby, islice
+from itertools import groupby, islice, product
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import TypeAdapter
 
 from app.src.access.principal import Principal
 from app.src.access.rows import Rights
@@ -207,7 +208,12 @@ class Browse:
         def read(view: VisibleView, stored: CollectionStatus) -> Fields:
             sample = view.sample(SAMPLE, texts=False)
             numbers = {name for name, kind in _types(spec, stored).items() if kind in NUMBERS}
-            found = _values(declared, (_as_numbers(text.metadata, numbers) for text in sample.chosen))
+            rows = [dict(text.metadata) for text in sample.chosen]
+            for row, name in product(rows, numbers):
+                with suppress(ValueError):  # DECIMALs are stored as text
+                    if isinstance(row.get(name), str):
+                        row[name] = read_number(row[name])
+            found = _values(declared, rows)
             return Fields([_field(name, values) for name, values in found.items()], len(sample.chosen), sample.rows)
 
         nothing = Fields([_field(name, Counter()) for name in declared], 0, 0)
@@ -252,14 +258,7 @@ def _types(spec: CollectionSpec, stored: CollectionStatus) -> dict[str, str]:
     return {name: columns[column] for column, name in metadata_names(spec.metadata).items() if column in columns}
 
 
-def _as_numbers(metadata: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
-    """Return metadata in which texts of these fields are numbers, where they can be read as such."""
-    read = dict(metadata)
-    for name in names:
-        with suppress(ValueError):
-            if isinstance(read.get(name), str):
-                read[name] = read_number(read[name])
-    return read
+_CURSOR = TypeAdapter(tuple[str, str | None, bool, str | float | None, str])  # sort, field, numeric, value, id
 
 
 def _cursor(sort: str, order: Order, place: Place) -> str:
@@ -273,16 +272,14 @@ def _cursor(sort: str, order: Order, place: Place) -> str:
 def _from_cursor(text: str, sort: str) -> tuple[Order, Place]:
     """Invert `_cursor`. The text may have been changed by a client, which can then only start elsewhere in the rows
     that it may see."""
-    unknown = ValueError("after: not a cursor; use `next` of a page, or leave it out for the first page")
     try:
-        read = json.loads(base64.b64decode(text + "=" * (-len(text) % 4), b"-_", validate=True))
-        given, field, numeric, value, id_ = read
+        read = base64.b64decode(text + "=" * (-len(text) % 4), b"-_", validate=True)
+        given, field, numeric, value, id_ = _CURSOR.validate_json(read, strict=True)
         parse({"$and": [{"id": id_}, {field or "id": value}]})  # as strict as for texts and numbers of filters
-    except (ValueError, TypeError, BadFilter):
-        raise unknown from None
-    of_kind = isinstance(value, float if numeric is True else str) or value is None
-    if not (isinstance(id_, str) and isinstance(numeric, bool) and of_kind and isinstance(field, str | None)):
-        raise unknown
+        if isinstance(value, str if numeric else float):
+            raise ValueError
+    except (ValueError, BadFilter):
+        raise ValueError("after: not a cursor; use `next` of a page, or leave it out for the first page") from None
     if given != sort:
         raise ValueError(f'after: this cursor belongs to sort={given}; use the same sort, or leave "after" out')
     return Order(field, numeric, sort.startswith("-")), Place(id_, value)

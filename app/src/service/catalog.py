@@ -135,7 +135,9 @@ class Catalog:
         embedder = self._embedder_for(block)
         if not block.documents:
             self._check_source(block, embedder)
-        written = {name: given[name] for name in type(block).model_fields if given.get(name) is not None}
+        # What a block must have comes last: a reader that sees a part of it must not find it valid without row_rights.
+        names = sorted(type(block).model_fields, key=("documents", "template").__contains__)
+        written = {name: given[name] for name in names if given.get(name) is not None}
         made = f"Created over REST by {by} on {datetime.now(UTC):%Y-%m-%d}."
         toml = collection_block(written, {"name": made})
         if (file := self._collections.file) is None:

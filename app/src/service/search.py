@@ -118,8 +118,8 @@ class Passage:
 @dataclass(frozen=True, slots=True)
 class FoundHit:
     """`key` by column name, {} for a row that others wrote. `passages`, best first, None if only one was asked for.
-    `relevance` from 0 to 1, below FLOOR probably irrelevant; None unless the query is a text. `similar`: how many hits
-    are grouped under this one; None if no groups were asked for."""
+    `relevance` from 0 to 1, below FLOOR probably irrelevant; None unless the query is a text the model understands.
+    `similar`: how many hits are grouped under this one; None if no groups were asked for."""
 
     id: str
     key: Mapping[str, Any]
@@ -243,7 +243,8 @@ def _number(word: str) -> str:
 
 @dataclass(slots=True)
 class _Request:
-    """One search of one generation. `vector`: the query's, None in mode keyword. `seconds`: duration by stage."""
+    """One search of one generation. `vector`: the query's, None in mode keyword. `seconds`: duration by stage.
+    `foreign`: the model does not know the query's language."""
 
     spec: CollectionSpec
     stored: CollectionStatus
@@ -258,6 +259,7 @@ class _Request:
     calibration: Calibration | None = None
     seconds: dict[str, float] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    foreign: bool = False
 
     @property
     def text(self) -> str:
@@ -439,7 +441,8 @@ class Search:
         query, view, dimension = request.query, request.view, request.stored.dimension
         if isinstance(query, str):
             embedder = self._embedder(request.stored)
-            request.notes += note_on_text(request.spec.name, query, KnownLanguages.of_loaded(embedder))
+            foreign = note_on_text(request.spec.name, query, KnownLanguages.of_loaded(embedder))
+            request.notes, request.foreign = request.notes + foreign, bool(foreign)
             most, tokens = embedder.max_tokens, 0
             if len(query) > most:  # no token is shorter than a character
                 (tokens,) = embedder.count_tokens([query])
@@ -527,8 +530,9 @@ def _passages(request: _Request, hits: Sequence[Hit]) -> list[list[Passage]]:
 
 
 def _relevance(request: _Request, hit: Hit) -> float | None:
-    """Return a hit's relevance; None for a query that is not a text, because its vector may be of any kind."""
-    if not isinstance(request.query, str):
+    """Return a hit's relevance; None for a query that is not a text, because its vector may be of any kind, and for a
+    text in a language that the model does not know."""
+    if not isinstance(request.query, str) or request.foreign:
         return None
     if request.mode == "keyword":
         return round(by_words(Coverage(asked_words(request.text)).of(hit.text)), 4)

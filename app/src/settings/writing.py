@@ -3,16 +3,14 @@ of a file. The TOML reads back unchanged, whatever characters names and comments
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
-import tempfile
 import textwrap
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack, suppress
 from importlib.resources import files
 from pathlib import Path
-from stat import S_IMODE
 from typing import Any
 
 import tomlkit
@@ -49,55 +47,32 @@ def collection_block(
 
 
 def append_block(file: Path, block: str, check: Callable[[Loaded], None]) -> None:
-    """Append a [[collections]] block to a settings file. Nothing else in it changes, nor its mode and owner. Other
-    processes see either the old or the new file. `check` gets the settings of the file now, and may raise. Raises
-    SettingsError for a file that is invalid or cannot be written, or whose collections are set elsewhere."""
-    file = file.resolve()  # a link stays a link
-    with ExitStack() as held:
-        try:
-            folder = os.open(file.parent, os.O_RDONLY)
-            held.callback(os.close, folder)
-            fcntl.flock(folder, fcntl.LOCK_EX)  # other processes append one after another
-            while not _appended(file, block, check):
-                pass  # an editor changed the file meanwhile
-            os.fsync(folder)
-        except OSError as error:
-            raise SettingsError(f"{file.name} cannot be written ({error.strerror})") from None
-
-
-def _appended(file: Path, block: str, check: Callable[[Loaded], None]) -> bool:
-    """Return False, without effect, if the file changes during the call."""
-    before, about = file.read_bytes(), file.stat()
-    loaded = load(file)
-    origin = loaded.origins.get(("collections",), str(file))
-    if origin != str(file):
-        raise SettingsError(f"the collections come from {origin}, not from {file.name}")
-    check(loaded)
-    if not os.access(file, os.W_OK):  # otherwise a writable folder would be enough
-        raise SettingsError(f"{file.name} is read-only")
-    end = b"\r\n" if before.endswith(b"\r\n") else b"\n"
-    gap = end if before.endswith(b"\n") else end * 2
-    after = before + gap + block.encode().replace(b"\n", end)
+    """Append a [[collections]] block to a settings file in one write. `check` gets the file's settings, and may raise.
+    Raises SettingsError for a file that is invalid or cannot be written, or whose collections are set elsewhere."""
     try:
-        tomllib.loads(after.decode("utf-8-sig"))
-    except tomllib.TOMLDecodeError:
-        raise SettingsError(f"{file.name} has `collections` as a list, to which no block can be appended") from None
-    descriptor, draft = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")
-    try:
-        with os.fdopen(descriptor, "wb") as opened:
-            opened.write(after)
-            opened.flush()
-            os.fsync(descriptor)
-            with suppress(OSError):  # only root may give files away
-                os.fchown(descriptor, about.st_uid, about.st_gid)
-            os.fchmod(descriptor, S_IMODE(about.st_mode))
-        if file.read_bytes() != before:
-            return False
-        os.replace(draft, file)
-    finally:
-        with suppress(FileNotFoundError):
-            os.unlink(draft)
-    return True
+        # Appending keeps links, mode and owner, and what an editor adds meanwhile.
+        with open(file, "rb+", 0, opener=lambda path, flags: os.open(path, flags | os.O_APPEND)) as opened:
+            fcntl.flock(opened, fcntl.LOCK_EX)  # other processes append one after another
+            before, loaded = opened.read(), load(file)
+            origin = loaded.origins.get(("collections",), str(file))
+            if origin != str(file):
+                raise SettingsError(f"the collections come from {origin}, not from {file.name}")
+            check(loaded)
+            end = b"\r\n" if before.endswith(b"\r\n") else b"\n"
+            gap = end if before.endswith(b"\n") else end * 2
+            added = gap + block.encode().replace(b"\n", end)
+            try:
+                tomllib.loads((before + added).decode("utf-8-sig"))
+            except tomllib.TOMLDecodeError:
+                raise SettingsError(f"{file.name} has `collections` as a list: a block cannot be appended") from None
+            if opened.write(added) < len(added):
+                opened.truncate(len(before))
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            os.fsync(opened)
+            if not os.path.samestat(file.stat(), os.fstat(opened.fileno())):  # by an editor
+                raise SettingsError(f"{file.name} was replaced at the same time")
+    except OSError as error:
+        raise SettingsError(f"{file.name} cannot be written ({error.strerror})") from None
 
 
 def _printable(text: str) -> str:

@@ -93,21 +93,6 @@ def _file_sha256(file: Path, _state: tuple[int, ...]) -> str:
 # --------------------------------------------------------------------------------------------------------- file formats
 
 
-def _safetensors(tensors: Tensors) -> bytes:
-    """Return the content of a safetensors file. Not by the library: its next version may order tensors differently."""
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    parts, start = [], 0
-    for name, values in tensors.items():
-        content = values.tobytes()
-        kind = {"uint8": "U8", "float16": "F16", "float32": "F32"}[values.dtype.name]
-        header[name] = {"dtype": kind, "shape": values.shape, "data_offsets": [start, start + len(content)]}
-        parts.append(content)
-        start += len(content)
-    described = _json(header)
-    described += b" " * (-len(described) % 8)
-    return b"".join([struct.pack("<Q", len(described)), described, *parts])
-
-
 def _json(content: Any) -> bytes:
     return json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode()
 
@@ -119,7 +104,19 @@ def _described(model: str) -> dict[str, Any]:
 
 
 def _folder(described: Mapping[str, Any], tensors: Tensors) -> Files:
-    return {name: _json(each) for name, each in described.items()} | {"model.safetensors": _safetensors(tensors)}
+    """Return the files of a model. Not by the library safetensors: its next version may order tensors differently."""
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    parts, start = [], 0
+    for name, values in tensors.items():
+        content = values.tobytes()
+        kind = {"uint8": "U8", "float16": "F16", "float32": "F32"}[values.dtype.name]
+        header[name] = {"dtype": kind, "shape": values.shape, "data_offsets": [start, start + len(content)]}
+        parts.append(content)
+        start += len(content)
+    head = _json(header)
+    head += b" " * (-len(head) % 8)
+    weights = b"".join([struct.pack("<Q", len(head)), head, *parts])
+    return {name: _json(each) for name, each in described.items()} | {"model.safetensors": weights}
 
 
 # ------------------------------------------------------------------------------------- Universal Sentence Encoder (USE)

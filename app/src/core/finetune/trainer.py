@@ -166,7 +166,14 @@ def save(model: SentenceTransformer, base: Folder, folder: Path) -> None:
     """Write the model to `folder`, which must not exist yet: the trained weights as safetensors, copies of the base
     model's configuration and tokenizer files, and the prompts of the training."""
     shutil.copytree(base.path, folder, ignore=_NOT_COPIED)
-    _keep_prompts(base, folder / "config_sentence_transformers.json")
+    file = folder / "config_sentence_transformers.json"
+    config = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    before = config.get("prompts") or {}
+    # Settings may have replaced prompts, and sentence-transformers 6 uses no "passage" without "document".
+    older = {role: base.document_prompt for role in ("passage", "corpus") if role in before}
+    prompts = before | older | {"query": base.query_prompt, "document": base.document_prompt}
+    if {**dict.fromkeys(prompts, ""), **before} != prompts:
+        file.write_text(json.dumps(config | {"prompts": prompts}, indent=2, ensure_ascii=False), encoding="utf-8")
     scratch = folder / "as-saved"
     with quiet_transformers():
         model.save_pretrained(str(scratch), create_model_card=False, safe_serialization=True)
@@ -175,17 +182,6 @@ def save(model: SentenceTransformer, base: Folder, folder: Path) -> None:
         for file in sorted((scratch / path).glob("*.safetensors*")):
             shutil.move(file, folder / ours[index] / file.name)
     shutil.rmtree(scratch)
-
-
-def _keep_prompts(base: Folder, file: Path) -> None:
-    """Write the prompts of queries and documents to the configuration: settings may have replaced them, and
-    sentence-transformers 6 uses no "passage" without "document"."""
-    config = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
-    before = config.get("prompts") or {}
-    older = {role: base.document_prompt for role in ("passage", "corpus") if role in before}
-    prompts = before | older | {"query": base.query_prompt, "document": base.document_prompt}
-    if {**dict.fromkeys(prompts, ""), **before} != prompts:
-        file.write_text(json.dumps(config | {"prompts": prompts}, indent=2, ensure_ascii=False), encoding="utf-8")
 
 
 def _module_paths(folder: Path) -> dict[int, str]:
