@@ -17,10 +17,11 @@ _CLIENT = re.compile(r"""(?:"MANDT"|\bMANDT)\s*=\s*'(\d{3})'""")
 
 
 def value_texts(
-    pool: HanaPool, schema: str, column: str, codes: Sequence[str], *, where: str | None = None
+    pool: HanaPool, schema: str, column: str, codes: Sequence[str], *, where: str | None = None, whole: bool = True
 ) -> dict[str, str]:
     """Return the texts of codes of a column in `VALUES`, in English, else German. `where`: the collection's condition,
-    which may name one client. A code whose texts differ, between clients for example, is left out. Raises UnknownTable,
+    which may name one client. Without one, a code whose texts differ between clients is left out, and all codes are
+    unless the caller sees the `whole` collection: a text could come from another client. Raises UnknownTable,
     PermissionRefused."""
     if not codes:
         return {}
@@ -33,7 +34,10 @@ def value_texts(
         spoken, chain = quote(language.name), languages_for(language, ())
         conditions.append(f"{spoken} IN ({', '.join('?' * len(chain))})")
         values += chain
-    if Role.CLIENT in roles and (client := _CLIENT.search(where or "")):
+    client = _CLIENT.search(where or "")
+    if Role.CLIENT in roles and not (client or whole):
+        return {}
+    if Role.CLIENT in roles and client:
         conditions.append(f"{quote(roles[Role.CLIENT].name)} = ?")
         values.append(client[1])
     sql = f"SELECT {quote(code)}, {spoken}, {quote(text)} FROM {place(table.ref)} WHERE {' AND '.join(conditions)}"  # noqa: S608

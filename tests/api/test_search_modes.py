@@ -10,7 +10,6 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
-from threadpoolctl import threadpool_info, threadpool_limits
 
 from app.src.access.principal import OPERATOR, Principal, Scope
 from app.src.core.backends.hashing import HashingBackend
@@ -36,6 +35,7 @@ from connector.model import (
 from connector.stores import ranking
 from connector.stores.local.store import LocalView
 from connector.stores.ranking import FEWEST_ROWS, HUBNESS, Backdrop
+from connector.stores.scan import single_threaded
 from tests.api.conftest import TableSource, serving, settings_in
 
 SEARCH = "/v1/collections/materials/search"
@@ -518,26 +518,22 @@ def test_hybrid_computes_on_one_thread(service: Service, source: TableSource, mo
         str(number): {"MATNR": str(number), "MAKTX": f"pump {number}", "MTART": "ROH"} for number in range(FEWEST_ROWS)
     }
     service.sync.run("materials")
-    threads: dict[str, set[int]] = {}
+    limited: dict[str, bool] = {}
     backdrop_of, close = Backdrop.of, ranking.closeness
 
-    def noted(name: str) -> None:
-        used = [each for each in threadpool_info() if each["user_api"] == "blas" and "numpy" in each["filepath"]]
-        threads[name] = {each["num_threads"] for each in used}
-
     def of(vectors: Any) -> Any:
-        noted("backdrop")
+        limited["backdrop"] = single_threaded.in_use
         return backdrop_of(vectors)
 
     def closeness(*arguments: Any) -> Any:
-        noted("closeness")
+        limited["closeness"] = single_threaded.in_use
         return close(*arguments)
 
     monkeypatch.setattr(Backdrop, "of", of)
     monkeypatch.setattr("app.src.service.relevance.closeness", closeness)
-    with threadpool_limits(2, user_api="blas"):
-        service.search.run("materials", "pump", principal=OPERATOR)
-    assert threads == {"backdrop": {1}, "closeness": {1}}
+    service.search.run("materials", "pump", principal=OPERATOR)
+    assert limited == {"backdrop": True, "closeness": True}
+    assert not single_threaded.in_use
 
 
 def test_few_rows_are_sampled_once_for_all_who_ask(synced: Service, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -118,9 +118,8 @@ class Labels:
             )
             codes = [code for code, _ in ranked if 0 < len(code) <= _LONGEST_CODE]
             with suppress(ConnectorError):
-                found[column] = value_texts(
-                    self._parts.pool("hana"), spec.source.schema, column, codes, where=spec.where
-                )
+                pool, schema = self._parts.pool("hana"), spec.source.schema
+                found[column] = value_texts(pool, schema, column, codes, where=spec.where, whole=within is None)
         return found
 
     def _cached(self, key: tuple[str, str], read: Callable[[], dict[str, Any]]) -> dict[str, Any]:

@@ -91,6 +91,8 @@ class Calibration:
         if len(self.languages) < 2 or id_.startswith(FOREIGN):
             return []
         key = parse_id(id_)
+        if not -len(key) <= self.language < len(key):
+            return []
         before, after, mine = key[: self.language], key[self.language + 1 :], key[self.language]
         return [document_id((*before, other, *after)) for other in self.languages if other != mine]
 

