@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import encodings.cp437  # noqa: F401 - for zipfile: a first look-up without free file descriptors is remembered
 import functools
 import gc
 import itertools

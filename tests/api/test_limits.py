@@ -81,10 +81,11 @@ def post(client: Client, route: str, text: str | bytes, kind: str = "application
 
 def test_methods_that_a_route_does_not_have(client: Client) -> None:
     for route, allowed, _ in ROUTES:
-        for method in {"GET", "POST", "PUT", "DELETE", "PATCH"} - {allowed}:
+        there = {"GET", "POST"} if route == "/v1/collections" else {allowed}
+        for method in {"GET", "POST", "PUT", "DELETE", "PATCH"} - there:
             response = client.request(method, route)
             assert problem(response, 405)["title"] == "Method Not Allowed"
-            assert response.headers["allow"] == allowed, (method, route)
+            assert set(response.headers["allow"].split(", ")) == there, (method, route)
 
 
 @pytest.mark.parametrize("path", ["/nope", "/v1", "/v1/", "/embed/x", "/v1/collections/a/b", "/v1/jobs/a/b", "/health"])

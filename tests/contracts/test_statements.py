@@ -196,7 +196,7 @@ def discovered(pool: HanaPool, hana: Any, schema: str) -> None:
     )
     hana.cursor().execute('CREATE TABLE "T001W" ("MANDT" NVARCHAR(3), "WERKS" NVARCHAR(4), "NAME1" NVARCHAR(30))')
     hana.commit()
-    labels.labels(pool, catalog.describe(pool, TableRef(schema, "CLIENTS")))
+    catalog.comments_by_name(pool, schema, ["MANDT"])
     for where in (None, "MANDT = '100'"):
         labels.value_texts(pool, schema, "MTART", ["A", "B"], where=where)
     labels.value_texts(pool, schema, "WERKS", ["A"])

@@ -123,5 +123,5 @@ def test_what_is_refused_and_how(here: Cli, tmp_path: Path, hana: dict[str, str]
     few = NOTIFICATIONS.replace("MANDT = '100'", "MANDT = '100' AND QMNUM < '000010000050'")
     (tmp_path / "owl-sap.toml").write_text(few, encoding="utf-8")
     run = here("calibrate", "notifications", **hashing)
-    assert (run.code, run.out) == (1, "")
+    assert (run.code, run.out) == (1, ""), run.err
     assert "calibration needs at least 160" in run.err

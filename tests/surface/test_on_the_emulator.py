@@ -80,7 +80,7 @@ def test_the_whole_path(cli: Cli, tmp_path: Path, hana: dict[str, str]) -> None:
 
     hits = cli("search", "materials", "swivel chair", "-k", "3", "--filter", '{"SPRAS": "E"}', "--json", **hana).json
     assert len(hits) == 3
-    assert set(hits[0]) == {"id", "key", "score", "text", "metadata"}
+    assert set(hits[0]) == {"id", "key", "score", "text", "metadata", "relevance"}
     assert set(hits[0]["key"]) == {"MANDT", "MATNR", "SPRAS"}
     assert {hit["key"]["SPRAS"] for hit in hits} == {"E"}
     assert "chair" in hits[0]["text"]

@@ -43,7 +43,7 @@ def search(  # noqa: PLR0913 - a verb has as many parameters as options
     passages: Annotated[int, typer.Option(min=1, max=20, help="Matching passages to show of each hit.")] = 1,
     explain: Annotated[bool, typer.Option("--explain", help="Explain the hits on stderr, as JSON.")] = False,
     rerank: Annotated[bool | None, typer.Option(help="By the configured reranker; default: if any.")] = None,
-    group: Annotated[bool | None, typer.Option(help="Near-identical hits as one; default: not with --json.")] = None,
+    group: Annotated[bool | None, typer.Option(help="Near-identical hits as one; default: in tables only.")] = None,
     json: JsonFlag = False,
 ) -> None:
     """Search a collection by meaning, words or both. Shows source rows, best first; --like ID finds rows like one."""
@@ -59,7 +59,7 @@ def search(  # noqa: PLR0913 - a verb has as many parameters as options
         if not isinstance(where, dict):
             raise UsageFault('--filter must be a JSON object, for example \'{"MTART": "FERT"}\'')
     with refusals():
-        grouped = group if group is not None else not json
+        grouped = group if group is not None else output.for_people() and not json
         options = SearchOptions(mode, min_score, mmr, None, passages, explain, rerank, grouped)
     with opened() as service, refusals():
         try:

@@ -47,9 +47,10 @@ def calibrate(
     Building an engine takes minutes. Raises TooFewTexts, ModelNotFound, ModelUnsupported, WeightsMismatch,
     DeviceUnavailable.
     """
+    learnt, judges = divided(texts)
     started = time.perf_counter()
     serving = GraphServing(wanted, options, limits)
-    learnt, judges = divided([serving.folder.document_prompt + text for text in texts if text.strip()])
+    learnt, judges = ([serving.folder.document_prompt + text for text in part] for part in (learnt, judges))
     if serving.profile.kind == "cuda" and serving.runtime != "tensorrt":
         log.warning("%s; calibrated and judged on the CPU", serving.reason)
         serving = GraphServing(replace(wanted, device="cpu"), options, limits)
