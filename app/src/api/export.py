@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 # A spreadsheet runs a cell that begins with one of these as a formula, also with the full-width forms. OWASP, "CSV
-# Injection": put an apostrophe before it. A plain number is no formula.
+# Injection": put an apostrophe before it. Plain numbers stay unchanged.
 _FORMULA = re.compile(r"[=+\-@\t\r\n\uff1d\uff0b\uff0d\uff20]")
 _NUMBER = re.compile(r"[+-]?\d+([.,]\d+)*([eE][+-]?\d+)?", re.ASCII)
 

@@ -300,7 +300,7 @@ class Executors:
 
         work = asyncio.wrap_future(self._threads.submit(call))
         work.add_done_callback(ended)  # before the caller sees the result and sends its next request
-        if not writes:  # the failure of a read that nobody waits for is no news
+        if not writes:  # the client left, so the read's error reaches no caller
             work.add_done_callback(lambda done: done.cancelled() or done.exception())
         return await asyncio.shield(work)  # the thread continues when the request is cancelled
 

@@ -222,8 +222,8 @@ def add_search(routes: APIRouter, executors: Executors) -> None:
 
     @routes.get(_COLLECTION, response_model=CollectionDetails)
     async def collection(request: Request, name: str) -> Response:
-        """What is stored of one collection, how fresh it is, its running job, and what its fields and codes are called
-        in HANA. Names and codes stay as they are while HANA does not answer or refuses to."""
+        """What is stored of one collection, how fresh it is, its running job, and HANA's labels of fields and codes.
+        While HANA does not answer, or refuses, the labels are the raw names and codes."""
         who = caller(request)
         status = (await executors.run(partial(service.status.collections, [name])))[0]
         fields = partial(service.labels.fields, name, status["key"] or (), principal=who)
@@ -268,7 +268,7 @@ def add_browsing(routes: APIRouter, executors: Executors) -> None:
     ) -> Response:
         """The stored rows, page by page; one entry per source row. Rows keep their order while others change. Rows
         without the sort field come last. `next` is null on the last page. With `Accept: text/csv`, all matching rows
-        from `after` on: id, key columns, text, fields; `'` stands before cells that a spreadsheet would run as a
+        from `after` on: id, key columns, text, fields; `'` precedes cells that a spreadsheet would run as a
         formula."""
         who = caller(request)
         read = partial(service.browse.page, name, sort, where=_filter_of(filter), principal=who)
@@ -281,8 +281,8 @@ def add_browsing(routes: APIRouter, executors: Executors) -> None:
             columns = await executors.run(partial(service.browse.columns, name, principal=who), request)
 
         async def exported() -> AsyncIterator[bytes]:
-            """Yield the lines page by page. A page that cannot be read breaks the connection off, so that nobody takes
-            a part for the whole."""
+            """Yield the lines page by page. A page that cannot be read breaks the connection off, so that a part never
+            looks like the whole."""
             key, shown = columns
             yield export.lines([["id", *key, "text", *shown]])
             page, count = first, 0

@@ -45,7 +45,7 @@ class LabelledField:
 
 @dataclass(slots=True)
 class _Kept:
-    """`known`: the last result. `until`: when it is read anew. `done`: set after the first reading."""
+    """`known`: the last result. `until`: when it is read again. `done`: set after the first reading."""
 
     begun: float
     until: float = -math.inf
@@ -54,7 +54,7 @@ class _Kept:
 
 
 class Labels:
-    """Thread-safe. Without HANA, or without the right to read a table, names and codes stay as they are."""
+    """Thread-safe. Without HANA, or without the right to read a table, labels are the raw names and codes."""
 
     def __init__(self, parts: Parts, collections: Collections, rights: Rights) -> None:
         self._parts = parts

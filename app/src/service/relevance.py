@@ -42,7 +42,7 @@ UNRELATED: Sequence[str] = tomllib.loads(files(__package__).joinpath("relevance.
 
 
 def by_words(share: float) -> float:
-    """Return the relevance of a hit that has this share of the query's words, where there is no vector."""
+    """Return the relevance of a hit that has this share of the query's words, for searches without a vector."""
     return float(share**_WORDS_POWER)
 
 

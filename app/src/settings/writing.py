@@ -50,7 +50,7 @@ def append_block(file: Path, block: str, check: Callable[[Loaded], None]) -> Non
     """Append a [[collections]] block to a settings file in one write. `check` gets the file's settings, and may raise.
     Raises SettingsError for a file that is invalid or cannot be written, or whose collections are set elsewhere."""
     try:
-        # Appending keeps links, mode and owner, and what an editor adds meanwhile.
+        # Appending keeps links, mode and owner, and text that an editor adds at the same time.
         with open(file, "rb+", 0, opener=lambda path, flags: os.open(path, flags | os.O_APPEND)) as opened:
             fcntl.flock(opened, fcntl.LOCK_EX)  # other processes append one after another
             before, loaded = opened.read(), load(file)

@@ -96,8 +96,8 @@ class Folder:
 
     @property
     def card(self) -> tuple[tuple[str, ...], str]:
-        """Return the model's languages, as ISO 639-1 codes, and its licence, as far as they are known: of a packaged
-        model, or from the front matter of README.md."""
+        """Return the model's languages, as ISO 639-1 codes, and its licence, where known: of a packaged model, or
+        from the front matter of README.md."""
         if self.name in PACKAGED:
             return PACKAGED[self.name].languages, PACKAGED[self.name].licence
         try:

@@ -279,7 +279,7 @@ def load_tensors(
     folder: Folder, device: torch.device, dtype: torch.dtype, *, widen_words: bool = True
 ) -> Mapping[str, torch.Tensor]:
     """Load all tensors of the model's files to the device; `dtype` does not apply to integers. Without `widen_words`, a
-    table of words in fewer bits than `dtype` stays as it is. Raises ModelUnsupported for damaged files."""
+    table of words in fewer bits than `dtype` keeps its type. Raises ModelUnsupported for damaged files."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 

@@ -127,8 +127,8 @@ def _sums(parts: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
 
 def staged(batch: TokenBatch) -> tuple[NDArray[np.int32], ...]:
     """Return the distinct ids of a batch; for each token the place of its id among them, and the tokens in the widest
-    window around it; and the first token of each text. The last id and the last tokens, in a text of their own, stand
-    for what is outside a text. They fill up the numbers to multiples of 16: see `packed.filled`."""
+    window around it; and the first token of each text. The last id and the last tokens, in a text of their own,
+    represent what is outside a text. They fill up the numbers to multiples of 16: see `packed.filled`."""
     distinct, places = np.unique(batch.ids, return_inverse=True)
     tokens, kinds = len(batch.ids), len(distinct)
     rows, ids = tokens + 16 - tokens % 16, kinds + 16 - kinds % 16
