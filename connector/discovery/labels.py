@@ -34,12 +34,12 @@ def value_texts(
         spoken, chain = quote(language.name), languages_for(language, ())
         conditions.append(f"{spoken} IN ({', '.join('?' * len(chain))})")
         values += chain
-    client = _CLIENT.search(where or "")
-    if Role.CLIENT in roles and not (client or whole):
-        return {}
-    if Role.CLIENT in roles and client:
-        conditions.append(f"{quote(roles[Role.CLIENT].name)} = ?")
-        values.append(client[1])
+    if client := roles.get(Role.CLIENT):
+        if named := _CLIENT.search(where or ""):
+            conditions.append(f"{quote(client.name)} = ?")
+            values.append(named[1])
+        elif not whole:
+            return {}
     sql = f"SELECT {quote(code)}, {spoken}, {quote(text)} FROM {place(table.ref)} WHERE {' AND '.join(conditions)}"  # noqa: S608
     found: dict[tuple[str, str], set[str]] = {}
     for key, tongue, said in pool.read(sql, values, doing=f"reading the texts of {column}"):

@@ -98,10 +98,11 @@ class Calibration:
 
     def nearness(self, queries: NDArray[np.floating[Any]], vectors: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return the closeness (n, m) of unit vectors (n, d) to unit queries (m, d), corrected for hubs."""
-        close = closeness(queries, vectors, self.backdrop)
         if self.unrelated is None:
-            return close
-        return without_hubs(close, closeness(self.unrelated, vectors, self.backdrop))
+            return closeness(queries, vectors, self.backdrop)
+        # Together, because the backdrop is taken off all vectors.
+        close = closeness(np.concatenate([queries, self.unrelated]), vectors, self.backdrop)
+        return without_hubs(close[:, : len(queries)], close[:, len(queries) :])
 
 
 class Calibrations:
