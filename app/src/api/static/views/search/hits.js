@@ -105,7 +105,7 @@ function bar(share, faint = false) {
   return h("span", { class: faint ? "score-bar faint" : "score-bar", "aria-hidden": "true" }, h("span", { style: { width: `${Math.round(share * 100)}%` } }));
 }
 
-/** The rows that one hit stands for are its nearest ones. They are asked for when they are wanted. */
+/** Show the rows grouped under a hit. Unfolding the list requests the hit's nearest rows. */
 function grouped(hit, state, show) {
   const list = h("ol", { class: "alike" });
   const name = `${number(hit.similar)} more like this`;

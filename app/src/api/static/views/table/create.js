@@ -108,7 +108,7 @@ class Form {
     return h("div", { class: "create-place" }, form);
   }
 
-  /** `setting`: whose reason is told below, where the value is the proposed one. */
+  /** `setting`: the setting whose reason is shown below the field while it has the proposed value. */
   #field(label, control, setting, hint = "") {
     const why = this.#why(setting);
     const id = `${control.id}-how`;
