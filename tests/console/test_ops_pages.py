@@ -84,6 +84,7 @@ def busy(
 def complete(page: Page, address: str, hash: str, schema: str) -> None:
     page.goto(f"{address}/{hash.replace('{schema}', schema)}")
     page.locator(PAGES[hash]).first.wait_for()
+    expect(page.locator(".loading")).to_have_count(0)  # it fades in, so its contrast is low for a moment
 
 
 def violations(page: Page, colours: Literal["light", "dark"]) -> list[Any]:

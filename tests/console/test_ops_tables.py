@@ -139,7 +139,7 @@ def test_a_name_in_use_and_a_file_that_cannot_be_written(
     page.get_by_label("Name", exact=True).fill("orders")
     page.get_by_role("button", name="Create collection").click()
     expect(page.get_by_role("group", name="Block to paste")).to_contain_text(f'source = "{schema}./BIC/AZD"')
-    expect(page.get_by_text("cannot be written")).to_be_visible()
+    expect(page.locator("main").get_by_text("cannot be written")).to_be_visible()
 
 
 def test_who_may_not_see_every_row_gets_the_block(
@@ -157,9 +157,9 @@ def test_who_may_not_see_every_row_gets_the_block(
 @pytest.mark.slow
 def test_a_table_without_a_proposal_says_why(tables: str, schema: str, open_page: Open) -> None:
     page = open_page(tables, f"#/tables/{schema}/NUMBERS")
-    expect(page.get_by_text("no column that looks like text")).to_be_visible()
+    expect(page.locator("main").get_by_text("no column that looks like text")).to_be_visible()
     page.get_by_label("Template").fill("{K}")
-    expect(page.get_by_text("All sampled rows are empty.")).to_be_visible()
+    expect(page.locator("main").get_by_text("All sampled rows are empty.")).to_be_visible()
     expect(page).to_have_title(re.compile("NUMBERS"))
 
 

@@ -245,7 +245,7 @@ def test_weak_hits_are_announced_as_such(address: str, open_page: Open) -> None:
     expect(page.locator(".score-figure")).to_have_text(["83 %", "11 %"])
     assert bars.evaluate_all("bars => bars.map((each) => each.style.width)") == ["83%", "11%"]
     expect(page.locator(".summary")).to_contain_text("2 rows found")
-    expect(page.get_by_text("Probably irrelevant:")).to_be_visible()
+    expect(page.locator("main").get_by_text("Probably irrelevant:")).to_be_visible()
     page.unroute("**/search")
     answered(page, {"relevance": 0.19}, {"relevance": 0.0})
     search(page, "zebra")
@@ -487,7 +487,7 @@ def test_the_focus_is_never_lost(address: str, open_page: Open) -> None:
     page.get_by_role("button", name="Remove filter MTART: ROH").press("Enter")
     expect(page.get_by_role("button", name="Remove filter MTART: FERT")).to_be_focused()
     page.keyboard.press("Enter")
-    expect(page.get_by_text("Filters", exact=True)).to_be_focused()
+    expect(page.locator("main").get_by_text("Filters", exact=True)).to_be_focused()
     expect(page.locator(".summary")).to_contain_text("rows")
     page.get_by_role("button", name="Similar rows").first.press("Enter")
     expect(page.locator(".results")).to_be_focused()

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
+from datetime import datetime
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -236,6 +237,8 @@ def _fill(monitored: Monitored, api: httpx.Client) -> None:
         traffic(api)
         wanted = _scrapes(monitored) + 2
         until(partial(_scraped, monitored, wanted), "Prometheus does not scrape")
+    since = time.time() + 1  # a rule looks at a moment up to one interval before it is evaluated
+    until(partial(_evaluated, monitored, since), "Prometheus does not evaluate the rules")
 
 
 def _succeeded(api: httpx.Client, job: str) -> bool:
@@ -244,6 +247,12 @@ def _succeeded(api: httpx.Client, job: str) -> bool:
 
 def _scraped(monitored: Monitored, least: float) -> bool:
     return _scrapes(monitored) >= least
+
+
+def _evaluated(monitored: Monitored, since: float) -> bool:
+    """Whether every group of rules has been evaluated after `since`, in seconds of the epoch."""
+    groups = monitored.prometheus.get("/api/v1/rules").json()["data"]["groups"]
+    return all(datetime.fromisoformat(group["lastEvaluation"]).timestamp() > since for group in groups)
 
 
 def _scrapes(monitored: Monitored) -> float:
