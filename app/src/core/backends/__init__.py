@@ -44,6 +44,10 @@ class EngineClosed(EngineError):
     """The engine was used after `close`."""
 
 
+class DeviceFailed(EngineError):
+    """The device computes nothing more in this process: a CUDA error other than missing memory. Restart the process."""
+
+
 class NonFinite(EngineError):
     """The model has no finite, non-zero vector for some texts, even in fp32. `indices`: positions in the call."""
 
