@@ -63,7 +63,7 @@ from app.src.core.backends import ModelNotFound  # noqa: E402
 from app.src.core.backends.folder import find_folder  # noqa: E402
 from app.src.core.backends.torch.process import on_compute_thread  # noqa: E402
 from app.src.core.device import DeviceProfile, DeviceUnavailable, detect  # noqa: E402
-from app.src.core.engine import EmbeddingEngine  # noqa: E402
+from app.src.core.engine import Engine  # noqa: E402
 from app.src.core.loading import EngineOptions, load_engine  # noqa: E402
 from app.src.core.nvml import snapshot  # noqa: E402
 
@@ -384,7 +384,7 @@ def of_model(name: str, bench: Bench, given: argparse.Namespace, report: Report)
             yield Figure(f"{label}: cosine", [ours[1]], "", goal(profile, COSINE), more=near)
 
 
-def sized(engine: EmbeddingEngine, folder: Path, load: str, seconds: float, few: int) -> int:
+def sized(engine: Engine, folder: Path, load: str, seconds: float, few: int) -> int:
     """Return how many texts our engine embeds in `seconds`, at least `few`."""
     tried, count, took = 1, few, 0.0
     while took < seconds / 4 and count < MOST_TEXTS:

@@ -11,7 +11,7 @@ from .backends.hashing import PREFIX as HASHING
 from .backends.hashing import HashingBackend
 from .backends.torch.backend import EngineOptions as EngineOptions
 from .backends.torch.backend import TorchBackend
-from .engine import EmbeddingEngine
+from .engine import EmbeddingEngine, Engine
 from .memory import MemoryLimits
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-def load_engine(options: EngineOptions, onnx: GraphOptions | None = None) -> EmbeddingEngine:
+def load_engine(options: EngineOptions, onnx: GraphOptions | None = None) -> Engine:
     """Load a model. `onnx`: options for ONNX Runtime; None never uses it. Raises EngineError with a remedy."""
     limits = MemoryLimits(options.memory_fraction, options.reserve_mb << 20)
     if options.model.startswith(HASHING):
