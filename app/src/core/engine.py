@@ -66,7 +66,8 @@ class Engine(ABC):
 
         Texts above `max_tokens` are cut. Identical texts are computed once. Without `lane` a small call is interactive,
         a larger one bulk. An interrupted call leaves the queue. Raises NonFinite with all texts that have no vector,
-        OutOfMemory if a single text does not fit, EngineOverloaded (interactive only), WorkerDied, EngineClosed.
+        OutOfMemory if a single text does not fit, EngineOverloaded (interactive only), WorkerDied, EngineClosed,
+        DeviceFailed.
         """
         unique, rows = _unique(texts)
         vectors, _counts = self._computed(unique, lane, input_type, counted=False)
@@ -154,6 +155,12 @@ class Engine(ABC):
     @abstractmethod
     def deaths(self) -> int:
         """Return how often the computing thread ended unexpectedly since it last computed a batch."""
+
+    @property
+    @abstractmethod
+    def failed(self) -> str:
+        """Return why the device computes nothing more in this process; "" while it works. Then all calls that compute
+        raise DeviceFailed."""
 
     @abstractmethod
     def close(self) -> None:
@@ -275,11 +282,11 @@ class EmbeddingEngine(Engine):
     # -- tokens
 
     def count_tokens(self, texts: Sequence[str]) -> list[int]:
-        self._runner.check_open()
+        self._runner.check_open(computing=False)
         return self._backend.count(_strings(texts))
 
     def piece_spans(self, text: str, max_tokens: int, overlap: int) -> Iterator[tuple[int, int]]:
-        self._runner.check_open()
+        self._runner.check_open(computing=False)
         count = self._backend.count
         return piece_spans(text, self._backend.offsets(text), max_tokens, overlap, lambda piece: count([piece])[0])
 
@@ -315,6 +322,10 @@ class EmbeddingEngine(Engine):
     @property
     def deaths(self) -> int:
         return self._queue.deaths
+
+    @property
+    def failed(self) -> str:
+        return self._runner.failed
 
     def close(self) -> None:
         self._queue.close()
