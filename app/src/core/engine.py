@@ -249,7 +249,7 @@ class EmbeddingEngine(Engine):
         vectors = np.empty((len(texts), self.dimension), dtype=np.float32)
         lengths = np.zeros(len(texts), dtype=np.intp)
         pending: deque[Future[Vectors]] = deque()
-        parts = _parts(texts)
+        parts = divided(texts)
         try:
             for start, end in parts:
                 tokens = self._tokenize(texts[start:end], input_type)
@@ -283,7 +283,7 @@ class EmbeddingEngine(Engine):
 
     def count_tokens(self, texts: Sequence[str]) -> list[int]:
         self._runner.check_open(computing=False)
-        return self._backend.count(_strings(texts))
+        return self._backend.count(strings(texts))
 
     def piece_spans(self, text: str, max_tokens: int, overlap: int) -> Iterator[tuple[int, int]]:
         self._runner.check_open(computing=False)
@@ -332,7 +332,7 @@ class EmbeddingEngine(Engine):
         self._runner.close()
 
 
-def _strings(texts: Sequence[str]) -> list[str]:
+def strings(texts: Sequence[str]) -> list[str]:
     if isinstance(texts, str):
         raise TypeError("a list of texts is wanted, not one string")
     for index, text in enumerate(texts):
@@ -344,7 +344,7 @@ def _strings(texts: Sequence[str]) -> list[str]:
 def _unique(texts: Sequence[str]) -> tuple[list[str], NDArray[np.intp]]:
     """Return the distinct texts, and for each text its position among them."""
     places: dict[str, int] = {}
-    rows = np.fromiter((places.setdefault(text, len(places)) for text in _strings(texts)), np.intp, len(texts))
+    rows = np.fromiter((places.setdefault(text, len(places)) for text in strings(texts)), np.intp, len(texts))
     return list(places), rows
 
 
@@ -359,12 +359,13 @@ def _result(rows: NDArray[np.intp], normalize: bool, vectors: Vectors) -> Vector
     return vectors[rows] if len(vectors) < len(rows) else vectors
 
 
-def _parts(texts: Sequence[str]) -> list[tuple[int, int]]:
-    """Return the start and end of each part of a large call."""
+def divided(texts: Sequence[str], most: int | None = None) -> list[tuple[int, int]]:
+    """Return the start and end of each part of a large call. `most`: characters, less than REQUEST_CHARACTERS."""
+    most = most or REQUEST_CHARACTERS
     ends, start, characters = [], 0, 0
     for place, text in enumerate(texts):
         characters += len(text)
-        if place + 1 - start >= REQUEST_TEXTS or characters >= REQUEST_CHARACTERS:
+        if place + 1 - start >= REQUEST_TEXTS or characters >= most:
             ends.append((start, place + 1))
             start, characters = place + 1, 0
     return [*ends, (start, len(texts))] if start < len(texts) else ends
