@@ -16,7 +16,7 @@ from .. import ModelInfo, OutOfMemory, Pause, Running, TokenBatch, Vectors
 from ..folder import check_files, display_name, find_folder, read_folder, sha256_of
 from ..tokenizing import RustTokenizer, TokenizingBackend
 from .encoders import Encoder, Target, load_encoder, trial_batch, words_of
-from .process import TF32, memory_errors_mapped, on_compute_thread, one_thread
+from .process import TF32, device_errors_mapped, on_compute_thread, one_thread
 
 if TYPE_CHECKING:
     from .staging import Downloads
@@ -68,7 +68,7 @@ class TorchBackend(TokenizingBackend):
         self._exact: Encoder | None = None
         self._downloads: Downloads | None = None  # from a card
         try:
-            with memory_errors_mapped():
+            with device_errors_mapped(target.profile.index):
                 encoder, path_reason = load_encoder(folder, target, packed=options.packed)
             self._encoder: Encoder | None = encoder
             self._tokenizer = RustTokenizer.load(folder)
@@ -124,7 +124,7 @@ class TorchBackend(TokenizingBackend):
         import torch
 
         alone = len(batch.ids) * self._folder.shape.hidden <= ONE_THREAD_UP_TO
-        with torch.inference_mode(), memory_errors_mapped(), one_thread() if alone else contextlib.nullcontext():
+        with torch.inference_mode(), device_errors_mapped(), one_thread() if alone else contextlib.nullcontext():
             encoder = self._encoder_for(exact)
             vectors: Vectors = encoder(batch, pause).float().numpy()
         return vectors
@@ -132,7 +132,7 @@ class TorchBackend(TokenizingBackend):
     def _launched(self, batch: TokenBatch, exact: bool, downloads: Downloads) -> Running:
         import torch
 
-        with torch.inference_mode(), memory_errors_mapped():
+        with torch.inference_mode(), device_errors_mapped(self.profile.index):
             encoder = self._encoder_for(exact)
             return downloads.fetch(encoder(batch).float())
 
@@ -174,7 +174,8 @@ class TorchBackend(TokenizingBackend):
         if self.profile.kind == "cuda":
             import torch
 
-            torch.cuda.empty_cache()
+            with contextlib.suppress(RuntimeError):  # of a card that failed; the process ends soon
+                torch.cuda.empty_cache()
 
     def _encoder_for(self, exact: bool) -> Encoder:
         """Return the encoder. Loads the fp32 one on first use: rows that overflow in half precision are rare."""
