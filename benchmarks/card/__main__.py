@@ -33,13 +33,13 @@ from pathlib import Path
 # Else counting cards before a fork would make CUDA unusable after it.
 os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
 
-from app.src.benchmark.harness import Figure, Report  # noqa: E402
-from app.src.core.nvml import snapshot  # noqa: E402
+from app.src.benchmark.harness import Figure, Report
+from app.src.core.nvml import snapshot
 
-from . import speed  # noqa: E402
-from .models import minilm  # noqa: E402
-from .run import Part, PartFailed, Run, apart  # noqa: E402
-from .tests import tests  # noqa: E402
+from . import speed
+from .models import minilm
+from .run import Part, PartFailed, Run, apart
+from .tests import tests
 
 LEAST_SECONDS = 3.0  # a part is not begun with less
 
@@ -98,7 +98,9 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--model", type=Path, metavar="FOLDER", help="a folder of all-MiniLM-L6-v2")
     parser.add_argument("--minutes", type=float, default=9.0, help="end after this time; default 9")
-    parser.add_argument("--part", action="append", choices=PARTS, metavar="NAME", help="only this part; may be repeated")
+    parser.add_argument(
+        "--part", action="append", choices=PARTS, metavar="NAME", help="only this part; may be repeated"
+    )
     parser.add_argument("--device", default="cuda", help="cuda, cuda:N or cpu; default cuda")
     parser.add_argument("--out", type=Path, metavar="FILE", help="write the figures as JSON")
     parser.add_argument("--rounds", type=int, help="of each comparison; default 3, without a card 1")
@@ -181,6 +183,7 @@ def run_all(given: argparse.Namespace) -> int:
             precision=given.precision,
             model=given.model.resolve() if given.model else None,
         )
+        refusal: PartFailed | None = None
         for start in ("fork", "spawn"):  # should a fork break CUDA here after all, start anew for each part
             run = replace(run, start=start)
             try:
@@ -194,7 +197,7 @@ def run_all(given: argparse.Namespace) -> int:
         proof.report.machine |= about
         proof.report.options |= {"device": about["device"], "start": run.start}
         trained = minilm(run.model)
-        proof.keep(f"MiniLM's weights: {trained.name if trained else 'random'}")
+        proof.keep(f"MiniLM has {'its own' if trained and not run.quick else 'random'} weights")
         if run.quick:
             proof.keep("tiny models and few texts: nothing is judged")
         for at, name in enumerate(chosen):
@@ -203,7 +206,7 @@ def run_all(given: argparse.Namespace) -> int:
                 proof.keep(Figure(name, (), error="not run: out of time"))
                 continue
             proof.run_part(name, run, left * PARTS[name].seconds / rest, ends)
-    proof.report.details["seconds"]["all"] = round(time.monotonic() - begun, 1)
+    proof.report.details.setdefault("seconds", {})["all"] = round(time.monotonic() - begun, 1)
     proof.write()
     sys.stdout.write(f"machine: {proof.report.machine}\n{proof.table()}")
     return 1 if proof.report.failed else 0

@@ -75,9 +75,9 @@ def minilm(given: Path | None) -> Path | None:
 
 
 def make(place: Path, shape: Shape, trained: Path | None = None) -> str:
-    """Create a sentence-transformers folder: mean pooling, unit vectors, 512 tokens at most. Return the name of the
-    model whose weights it has, or "random". `trained`: a BERT's folder whose tokenizer is taken, and whose weights are
-    if it has this shape. Random weights are reproducible."""
+    """Create a sentence-transformers folder: mean pooling, unit vectors, 512 tokens at most. Return whether
+    its weights are "own" or "random". `trained`: a BERT's folder whose tokenizer is taken, and whose weights are if it
+    has this shape. Random weights are reproducible."""
     partial = place.with_name(f"{place.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)  # of a process that was ended
     partial.mkdir(parents=True)
@@ -109,19 +109,21 @@ def make(place: Path, shape: Shape, trained: Path | None = None) -> str:
     _write(partial / "1_Pooling/config.json", pooling)
     (partial / "2_Normalize").mkdir()
     partial.rename(place)
-    return taken.name if taken is not None and own else "random"
+    return "own" if own else "random"
 
 
 def _shape_of(folder: Path) -> Shape:
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     names = ("num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size")
-    return Shape(*(config[name] for name in names), words=config["vocab_size"])
+    layers, hidden, heads, wide = (int(config[name]) for name in names)
+    return Shape(layers, hidden, heads, wide, words=int(config["vocab_size"]))
 
 
 def _random_model(shape: Shape) -> Any:
     import transformers
 
-    sizes = {
+    config: Any
+    sizes: dict[str, Any] = {
         "vocab_size": shape.words,
         "hidden_size": shape.hidden,
         "num_hidden_layers": shape.layers,
@@ -131,9 +133,9 @@ def _random_model(shape: Shape) -> Any:
     }
     if shape.kind == "mpnet":  # its positions begin after the padding token's
         config = transformers.MPNetConfig(**sizes, max_position_embeddings=POSITIONS + 2)
-        return transformers.MPNetModel(config, add_pooling_layer=False)
+        return transformers.MPNetModel(config)
     if shape.kind == "modernbert":
-        marks = {"cls_token_id": 0, "bos_token_id": 0, "sep_token_id": 2, "eos_token_id": 2}
+        marks: dict[str, Any] = {"cls_token_id": 0, "bos_token_id": 0, "sep_token_id": 2, "eos_token_id": 2}
         config = transformers.ModernBertConfig(**sizes, **marks, max_position_embeddings=8192)
         return transformers.ModernBertModel(config)
     return transformers.BertModel(transformers.BertConfig(**sizes, max_position_embeddings=POSITIONS))

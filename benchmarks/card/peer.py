@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -18,7 +19,8 @@ DTYPES = {"fp16": "float16", "bf16": "bfloat16"}
 
 
 class Peer:
-    """sentence-transformers over one folder: scaled dot-product attention, weights in half precision on a card."""
+    """sentence-transformers over one folder: scaled dot-product attention where transformers has it; on a card weights
+    in half precision."""
 
     def __init__(self, folder: Path, profile: DeviceProfile) -> None:
         self._folder, self._profile = folder, profile
@@ -60,11 +62,12 @@ class Peer:
             from sentence_transformers import SentenceTransformer
 
             dtype = getattr(torch, DTYPES.get(precision, "float32"))
+            kind = json.loads((self._folder / "config.json").read_text(encoding="utf-8"))["model_type"]
             self._models[precision] = SentenceTransformer(
                 str(self._folder),
                 device=self._profile.torch_name,
                 local_files_only=True,
-                model_kwargs={"dtype": dtype, "attn_implementation": "sdpa"},
+                model_kwargs={"dtype": dtype, "attn_implementation": "eager" if kind == "mpnet" else "sdpa"},
             )
         return self._models[precision]
 

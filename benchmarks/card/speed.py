@@ -129,7 +129,9 @@ def short(run: Run) -> Iterator[Figure | str]:
             about = {"texts": len(texts), "tokens": sum(part.tokens for part in parts)}
             for work in works:
                 target = run.goal(bars.get(work))
-                yield Figure(f"{name}, {load}: {work}", _rates(len(texts), rounds.took[work]), "texts/s", target, more=about)
+                yield Figure(
+                    f"{name}, {load}: {work}", _rates(len(texts), rounds.took[work]), "texts/s", target, more=about
+                )
 
 
 def queue(run: Run) -> Iterator[Figure]:

@@ -26,11 +26,13 @@ def tests(run: Run) -> Iterator[Figure | str]:
     )
     with tempfile.TemporaryDirectory() as place:
         out = Path(place) / "tests.xml"
-        command = [sys.executable, "-m", "pytest", "-c", os.devnull, f"--rootdir={ROOT}", "--import-mode=importlib"]
-        command += ["-p", "no:cacheprovider", "-q", "-m", "gpu", f"--junitxml={out}", *files]
-        environment = os.environ | {"OWL_TEST_MINILM": str(folder)}
+        plain = ["-c", os.devnull, f"--rootdir={ROOT}", "--import-mode=importlib", "-p", "no:cacheprovider", "-v"]
+        # The conftest of the checkout is for all tests and needs more.
+        plain += [f"--confcutdir={ROOT / 'tests/core'}", "-W", "ignore::pytest.PytestUnknownMarkWarning"]
+        command = [sys.executable, "-m", "pytest", *plain, "-m", "gpu", f"--junitxml={out}", *files]
+        environment = os.environ | {"OWL_TEST_MINILM": str(folder), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
         done = subprocess.run(command, cwd=ROOT, env=environment, stdout=sys.stderr, check=False)
-        cases = list(ElementTree.parse(out).iter("testcase")) if out.exists() else []  # noqa: S314 # nosec B314 # our own
+        cases = list(ElementTree.parse(out).iter("testcase")) if out.exists() else []  # nosec B314 # our own
     outcomes = {"passed": 0, "skipped": 0, "failed": 0}
     reasons: dict[str, int] = {}
     for case in cases:
