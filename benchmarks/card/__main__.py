@@ -36,7 +36,7 @@ os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
 from app.src.benchmark.harness import Figure, Report
 from app.src.core.nvml import snapshot
 
-from . import speed
+from . import details, speed
 from .models import minilm
 from .run import Part, PartFailed, Run, apart
 from .tests import tests
@@ -66,6 +66,10 @@ PARTS: Mapping[str, Planned] = {
     "short": Planned(speed.short, 35),
     "queue": Planned(speed.queue, 20),
     "latency": Planned(speed.latency, 40),
+    "rungs": Planned(details.rungs, 20),
+    "attention": Planned(details.attention, 15),
+    "switches": Planned(details.switches, 45),
+    "padded": Planned(details.padded, 45),
 }
 
 

@@ -73,6 +73,10 @@ class Run:
 Part = Callable[[Run], Iterable[Figure | str]]
 
 
+class WrongVectors(Exception):
+    """A way to compute gave other vectors, or texts were lost."""
+
+
 class PartFailed(Exception):
     """The work in another process raised, was ended, or took too long."""
 
