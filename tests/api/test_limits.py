@@ -14,7 +14,7 @@ import pytest
 from httpx import Client, Response
 
 from app.src.api.errors import Refused, retry_after
-from app.src.core.backends import EngineClosed, NonFinite, OutOfMemory
+from app.src.core.backends import DeviceFailed, EngineClosed, NonFinite, OutOfMemory
 from app.src.core.queue import EngineOverloaded, WorkerDied
 from app.src.service.explaining import by_code
 from app.src.service.service import Service
@@ -323,6 +323,7 @@ def test_request_ids_differ(client: Client) -> None:
         (errors.TextsNotEmbeddable("no finite vector", indices=[0]), 422),
         (NonFinite([0]), 422),
         (OutOfMemory("memory does not hold this batch"), 503),
+        (DeviceFailed("the GPU computes nothing more"), 503),
         (EngineClosed("the engine is closed"), 503),
         (EngineOverloaded("the embedding engine is busy"), 429),
         (WorkerDied("the thread that computes has ended"), 503),

@@ -42,7 +42,9 @@ def plot(page: Page) -> Locator:
 
 def test_by_keyboard_to_a_row(address: str, open_page: Open) -> None:
     page = open_page(address, "#/map/materials?color=MTART")
-    expect(page.locator("main").get_by_text(re.compile(r"All 44 rows\. .* keeps \d+ % of the variance"))).to_be_visible()
+    expect(
+        page.locator("main").get_by_text(re.compile(r"All 44 rows\. .* keeps \d+ % of the variance"))
+    ).to_be_visible()
     plot(page).focus()
     page.keyboard.press("ArrowRight")
     said = page.locator("#announcements")

@@ -9,19 +9,20 @@ import gc
 import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from app.src.core.backends import OutOfMemory, Pause, TokenBatch, Vectors
+from app.src.core.backends import DeviceFailed, OutOfMemory, Pause, TokenBatch, Vectors
 from app.src.core.backends.torch import encoders
 from app.src.core.backends.torch.backend import EngineOptions, TorchBackend
 from app.src.core.backends.torch.encoders import Target, load_encoder, trial_batch
 from app.src.core.backends.torch.graphs import GraphedEncoder, cuda_recorder, with_graphs
 from app.src.core.backends.torch.packed import Layout, PackedEncoder
-from app.src.core.backends.torch.process import memory_errors_mapped, on_compute_thread
+from app.src.core.backends.torch.process import device_errors_mapped, on_compute_thread
 from app.src.core.backends.torch.staging import CardUploads, CudaCard, Downloads, HostUploads
 from app.src.core.device import DeviceProfile
 from app.src.core.engine import EmbeddingEngine
@@ -118,7 +119,7 @@ def test_a_batch_that_failed_lets_go_of_its_tensors() -> None:
 
     kept: BaseException | None = None
     try:
-        with memory_errors_mapped():
+        with device_errors_mapped():
             forward()
     except OutOfMemory as error:
         kept = error
@@ -141,7 +142,7 @@ def test_what_failed_is_gone_while_it_is_computed_again(words: str) -> None:
             return on_compute_thread(lambda: self._mapped(batch))
 
         def _mapped(self, batch: TokenBatch) -> Vectors:
-            with memory_errors_mapped():
+            with device_errors_mapped():
                 return self._computed(batch)
 
         def _computed(self, batch: TokenBatch) -> Vectors:
@@ -173,10 +174,80 @@ def test_what_failed_is_gone_while_it_is_computed_again(words: str) -> None:
 )
 def test_memory_that_runs_out_beside_torchs_allocator_is_the_engines_error(words: str) -> None:
     """So that the batch is halved: pinned memory, and a thread's first product, are not the allocator's."""
-    with pytest.raises(OutOfMemory), memory_errors_mapped():
+    with pytest.raises(OutOfMemory), device_errors_mapped():
         raise RuntimeError(words)
-    with pytest.raises(RuntimeError, match="illegal"), memory_errors_mapped():
-        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+
+# -------------------------------------------------------------------------------------------------- a card that failed
+
+
+@pytest.fixture
+def broken_card(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """A card whose every call fails with the same error; returns the devices that were asked."""
+    asked: list[Any] = []
+
+    class Stream:
+        def synchronize(self) -> None:
+            raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
+
+    def current_stream(device: Any) -> Stream:
+        asked.append(device)
+        return Stream()
+
+    monkeypatch.setattr(torch.cuda, "current_stream", current_stream)
+    return asked
+
+
+@pytest.mark.parametrize("kind", [RuntimeError, torch.AcceleratorError])
+@pytest.mark.parametrize(
+    "words",
+    [
+        "CUDA error: an illegal memory access was encountered\nCUDA kernel errors might be asynchronously reported",
+        "CUDA error: device-side assert triggered",
+        "CUDA error: unspecified launch failure",
+        "CUDA error: uncorrectable ECC error encountered",
+        "CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasGemmEx(handle)`",
+        "CUDA driver error: unknown error",
+        "cuDNN error: CUDNN_STATUS_EXECUTION_FAILED",
+        "Triton Error [CUDA]: misaligned address",
+    ],
+)
+@pytest.mark.proves(20)
+def test_an_error_that_the_card_repeats_is_its_end(broken_card: list[Any], kind: type[Exception], words: str) -> None:
+    with pytest.raises(DeviceFailed, match="restart the process") as caught, device_errors_mapped(1):
+        raise kind(words)
+    assert words.partition("\n")[0] in str(caught.value)
+    assert "asynchronously" not in str(caught.value)
+    assert broken_card == [1], "the card of this engine, not the current one"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "CUDA error: invalid configuration argument",
+        "CUDA error: CUBLAS_STATUS_NOT_SUPPORTED when calling `cublasLtMatmul`",
+        "Triton Error [CUDA]: invalid argument",
+    ],
+)
+@pytest.mark.proves(20)
+def test_an_error_after_which_the_card_works_is_one_request_s(monkeypatch: pytest.MonkeyPatch, words: str) -> None:
+    """Else one text could end the process again and again."""
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _device: SimpleNamespace(synchronize=lambda: None))
+    with pytest.raises(RuntimeError) as caught, device_errors_mapped(0):
+        raise RuntimeError(words)
+    assert type(caught.value) is RuntimeError
+
+
+@pytest.mark.usefixtures("broken_card")
+def test_memory_that_runs_out_on_a_broken_card(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As for a new thread's cuBLAS handle: smaller batches would fail, too."""
+
+    def empty_cache() -> None:
+        raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(torch.cuda, "empty_cache", empty_cache)
+    with pytest.raises(DeviceFailed), device_errors_mapped():
+        raise RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`")
 
 
 # ----------------------------------------------------------------------------------------------------- a token's cost

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.src.core import queue as queue_module
-from app.src.core.backends import EngineClosed, NonFinite, OutOfMemory, Running, TokenBatch, Vectors
+from app.src.core.backends import DeviceFailed, EngineClosed, NonFinite, OutOfMemory, Running, TokenBatch, Vectors
 from app.src.core.backends.hashing import words_of
 from app.src.core.engine import EmbeddingEngine
 from app.src.core.queue import LANES, BatchRunner, Lane, WorkerDied
@@ -406,6 +406,37 @@ def test_a_failing_launch_leaves_the_batch_before_it_alone(shut: Scene) -> None:
     with pytest.raises(RuntimeError, match="planted"):
         bad.result(PATIENCE)
     np.testing.assert_allclose(good.result(PATIENCE), expected(many(128)), atol=1e-6)
+
+
+@pytest.mark.parametrize("late", [True, False], ids=["result", "launch"])
+@pytest.mark.proves(20)
+def test_a_device_that_fails_ends_every_request_at_once(shut: Scene, late: bool) -> None:
+    """Those of the batches launched, those that wait and those that come later; none is tried again. Batches that were
+    computed before a launch failed are delivered."""
+    backend, engine = shut.backend, shut.engine
+    bulk = engine.submit(many(256), "bulk")
+    for _ in range(2):
+        backend.launched.get(timeout=PATIENCE)
+    waiting = [engine.submit(many(3), lane) for lane in LANES] + [engine.submit(many(600), "bulk")]
+    setattr(backend, "fail" if late else "fail_launch", lambda _batch: DeviceFailed("CUDA error: the card is gone"))
+    assert engine.failed == ""
+    backend.let_all()
+    if not late:
+        np.testing.assert_allclose(bulk.result(PATIENCE), expected(many(256)), atol=1e-6)
+    for future in (bulk, *waiting)[not late :]:
+        with pytest.raises(DeviceFailed, match="the card is gone"):
+            future.result(PATIENCE)
+    assert engine.failed == "CUDA error: the card is gone"
+    computed = len(backend.sizes)
+    for call in (engine.embed, engine.submit, engine.count_tokens):
+        with pytest.raises(DeviceFailed, match="the card is gone"):
+            call(["too late"])
+    assert computed == len(backend.sizes) == (2 if late else 4), "nothing is launched any more"
+    assert [engine.queued(lane) for lane in LANES] == [(0, 0), (0, 0)]
+    engine.close()
+    assert backend.closed == 1
+    with pytest.raises(EngineClosed):
+        engine.embed(["too late"])
 
 
 def test_closing_waits_for_both_and_delivers_them(shut: Scene) -> None:

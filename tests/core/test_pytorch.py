@@ -18,7 +18,7 @@ from app.src.core.backends import DeviceUnavailable, ModelUnsupported, OutOfMemo
 from app.src.core.backends.folder import sha256_of
 from app.src.core.backends.torch.backend import EngineOptions, TorchBackend
 from app.src.core.backends.torch.packed import PackedEncoder
-from app.src.core.backends.torch.process import memory_errors_mapped, on_compute_thread
+from app.src.core.backends.torch.process import device_errors_mapped, on_compute_thread
 from app.src.core.engine import EmbeddingEngine
 from app.src.core.loading import load_engine
 from app.src.core.tokens import rectangle, width_of
@@ -271,13 +271,13 @@ def test_impossible_device() -> None:
 def test_every_way_of_running_out_of_memory_is_one_error(error: Any) -> None:
     import torch
 
-    with pytest.raises(OutOfMemory), memory_errors_mapped():
+    with pytest.raises(OutOfMemory), device_errors_mapped():
         raise torch.OutOfMemoryError("CUDA out of memory") if error == "torch" else error
 
 
 @pytest.mark.proves(20)
 def test_other_errors_stay_themselves() -> None:
-    with pytest.raises(RuntimeError, match="mat1 and mat2"), memory_errors_mapped():
+    with pytest.raises(RuntimeError, match="mat1 and mat2"), device_errors_mapped():
         raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
 
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from app.src.core import engine as engine_module
 from app.src.core import queue as queue_module
-from app.src.core.backends import EngineClosed, NonFinite, OutOfMemory, Pause, TokenBatch, Vectors
+from app.src.core.backends import DeviceFailed, EngineClosed, NonFinite, OutOfMemory, Pause, TokenBatch, Vectors
 from app.src.core.backends.hashing import words_of
 from app.src.core.engine import EmbeddingEngine
 from app.src.core.queue import LANES, EmbeddingQueue, EngineOverloaded, Lane, Watcher, WorkerDied
@@ -557,6 +557,18 @@ def test_a_failing_batch_fails_the_request_to_blame_only(scene: Scene) -> None:
     with pytest.raises(RuntimeError, match="planted"):
         bad.result(PATIENCE)
     np.testing.assert_allclose(scene.engine.embed(["next"]), expected(["next"]), atol=1e-6)
+
+
+@pytest.mark.proves(20)
+def test_a_device_that_fails_is_not_tried_with_each_request(scene: Scene) -> None:
+    """Here it computes at once, as on a CPU or in ONNX Runtime."""
+    scene.backend.fail = lambda batch: DeviceFailed("the card is gone") if len(batch) > 1 else None
+    for future in together(scene, ["a", "b"], ["c"], ["e"]):
+        with pytest.raises(DeviceFailed, match="the card is gone"):
+            future.result(PATIENCE)
+    assert scene.backend.order == [1, 4], "the batch in hand, and theirs"
+    assert scene.engine.failed == "the card is gone"
+    assert scene.engine.deaths == 0
 
 
 def test_memory_that_runs_out_means_smaller_batches(scenes: Callable[..., Scene]) -> None:

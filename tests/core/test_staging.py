@@ -16,7 +16,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.src.core.backends import OutOfMemory, Running, Vectors
+from app.src.core.backends import DeviceFailed, OutOfMemory, Running, Vectors
 from app.src.core.backends.torch.staging import (
     CardUploads,
     CudaCard,
@@ -245,6 +245,7 @@ def test_buffers_are_used_again_and_grow_seldom() -> None:
     [
         (RuntimeError("an illegal memory access was encountered"), RuntimeError),
         (torch.OutOfMemoryError("CUDA out of memory"), OutOfMemory),
+        (torch.AcceleratorError("CUDA error: an illegal memory access was encountered"), DeviceFailed),
     ],
 )
 def test_what_the_device_tells_late_is_raised_by_the_batch_that_asks(error: Exception, kind: type[Exception]) -> None:

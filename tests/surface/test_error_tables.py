@@ -69,6 +69,7 @@ TABLE: dict[str, tuple[int, int, bool]] = {
     "WeightsMismatch": (2, 500, False),
     "DeviceUnavailable": (2, 500, False),
     "OutOfMemory": (4, 503, True),
+    "DeviceFailed": (4, 503, False),
     "EngineClosed": (4, 503, False),
     "EngineOverloaded": (4, 429, True),
     "WorkerDied": (4, 503, True),

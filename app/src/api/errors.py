@@ -113,7 +113,7 @@ _BY_STATUS: Mapping[int, tuple[type[Exception], ...]] = {
     500: (errors.ConfigurationError, errors.ConnectorError, backends.EngineError),
     503: (
         *(StateUnusable, errors.DatabaseError, errors.GenerationChanged),
-        *(queue.WorkerDied, backends.OutOfMemory, backends.EngineClosed),
+        *(queue.WorkerDied, backends.OutOfMemory, backends.DeviceFailed, backends.EngineClosed),
     ),
 }
 STATUS = {kind: status for status, kinds in _BY_STATUS.items() for kind in kinds}  # subclasses inherit the status

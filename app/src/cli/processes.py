@@ -104,7 +104,7 @@ Role = Annotated[Literal["serve", "worker"], typer.Argument(help="Which process 
 
 @verb(app, "start")
 def start(role: Role = "serve") -> int:
-    """Start `serve` or `worker` in a container. Checks the GPU first (one minute at most) and prints which device
+    """Start `serve` or `worker` in a container. Checks the GPU first (three minutes at most) and prints which device
     computes and why; exits 1 where a GPU is required (USE_GPU=true) and missing."""
     from app.src.observe import gpu
 

@@ -51,7 +51,8 @@ class Engine(Protocol):
 
         Texts above `max_tokens` are cut. Identical texts are computed once. Without `lane` a small call is interactive,
         a larger one bulk. An interrupted call leaves the queue. Raises NonFinite with all texts that have no vector,
-        OutOfMemory if a single text does not fit, EngineOverloaded (interactive only), WorkerDied, EngineClosed.
+        OutOfMemory if a single text does not fit, EngineOverloaded (interactive only), WorkerDied, EngineClosed,
+        DeviceFailed.
         """
         ...
 
@@ -102,6 +103,12 @@ class Engine(Protocol):
     @property
     def deaths(self) -> int:
         """Return how often the computing thread ended unexpectedly since it last computed a batch."""
+        ...
+
+    @property
+    def failed(self) -> str:
+        """Return why the device computes nothing more in this process; "" while it works. Then all calls raise
+        DeviceFailed."""
         ...
 
     def close(self) -> None:
@@ -276,6 +283,10 @@ class EmbeddingEngine:
     @property
     def deaths(self) -> int:
         return self._queue.deaths
+
+    @property
+    def failed(self) -> str:
+        return self._runner.failed
 
     def close(self) -> None:
         self._queue.close()

@@ -5,6 +5,7 @@ budget, and each request gets its own vectors or its own error.
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 import threading
 import time
@@ -20,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .agreement import usable
-from .backends import Backend, EngineClosed, EngineError, OutOfMemory, Pause, Running, TokenBatch, Vectors
+from .backends import Backend, DeviceFailed, EngineClosed, EngineError, OutOfMemory, Pause, Running, TokenBatch, Vectors
 from .memory import MemoryLimits, T4MemoryManager
 from .tokens import padded, plan_batches
 
@@ -42,6 +43,8 @@ IDLE_SECONDS = 30.0  # the thread ends after being idle for so long
 _WATCH_SECONDS = 1.0  # how often waiting callers check that the thread is alive
 _DECAY = 0.9  # weight of the previous average at each new batch
 LEAST_MEASURED_TOKENS = 64  # smaller batches do not show the speed of full ones
+_log = logging.getLogger(__name__)
+
 UNPADDED = ("packed", "hashing")  # paths on which a batch costs the sum of its lengths
 
 
@@ -118,6 +121,7 @@ class BatchRunner:
         self._pausing_thread: int | None = None  # computes a nested batch under the lock of the outer one
         self._ended = 0.0  # when the device finished the last batch that was waited for
         self._closed = False
+        self.failed = ""  # why the device computes nothing more
         self._counting = threading.Lock()
         self._stats = EngineStats()
 
@@ -214,6 +218,8 @@ class BatchRunner:
     def check_open(self) -> None:
         if self._closed:
             raise self.closed_error()
+        if self.failed:
+            raise DeviceFailed(self.failed)
 
     def closed_error(self) -> EngineClosed:
         return EngineClosed(f"the engine of {self.backend.info.name} is closed")
@@ -459,11 +465,13 @@ class EmbeddingQueue:
     # -- for callers
 
     def add(self, request: Request) -> Future[Vectors]:
-        """Queue a request. Cancelling its future removes it. Raises EngineOverloaded, EngineClosed."""
+        """Queue a request. Cancelling its future removes it. Raises EngineOverloaded, EngineClosed,
+        DeviceFailed."""
         lane, lost = request.lane, list[Request]()
         with self._changed:
             if self._closed:
                 raise self._runner.closed_error()
+            self._runner.check_open()
             if lane == "interactive":
                 self._interactive_at = request.arrived
             if request.bounded:
@@ -545,6 +553,16 @@ class EmbeddingQueue:
     def _fail(self, request: Request, error: BaseException) -> None:
         if self._end(request) and request.future.set_running_or_notify_cancel():
             request.future.set_exception(error)
+
+    def _fail_device(self, error: DeviceFailed) -> None:
+        """Fail the requests that wait, those in progress and all later ones."""
+        with self._changed:
+            if not self._runner.failed:
+                self._runner.failed = str(error)
+                _log.error("the engine of %s has failed: %s", self._runner.backend.info.name, error)
+            left = self._abandoned() + [request for lane in self._lanes.values() for request in lane.drain()]
+        for request in left:
+            self._fail(request, DeviceFailed(str(error)))
 
     def _complete(self, request: Request) -> None:
         try:
@@ -688,7 +706,8 @@ class EmbeddingQueue:
     def _settle(self, lane: Lane, texts: Texts, running: Running | None) -> None:
         """Give every text its vector or fail its request, never because of an error in another request.
 
-        A batch that ran out of memory is split; after any other error its requests are computed one by one.
+        A batch that ran out of memory is split. If the device failed, all requests fail. After any other error the
+        batch's requests are computed one by one.
         """
         pending: deque[tuple[Texts, Running | None]] = deque([(texts, running)])
         while pending:
@@ -702,6 +721,9 @@ class EmbeddingQueue:
                 vectors = begun()
             except Exception as error:
                 traceback.clear_frames(error.__traceback__)  # else the error would keep the batch's tensors alive
+                if isinstance(error, DeviceFailed):
+                    self._fail_device(error)
+                    return
                 if isinstance(error, OutOfMemory):
                     plan = self._runner.smaller(texts.lengths) if len(texts) > 1 else []
                 else:

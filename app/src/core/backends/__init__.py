@@ -20,7 +20,8 @@ from ..tokens import Vectors as Vectors
 InputType = Literal["query", "document"]  # a search text, or a text to be found
 Pause = Callable[[], None]
 # Waits for the vectors of a batch, float32 (n, dimension), not normalised; rows may be non-finite. Call it once,
-# from any thread. Raises the batch's errors (OutOfMemory, EngineClosed, the backend's), including those reported late.
+# from any thread. Raises the batch's errors (OutOfMemory, DeviceFailed, EngineClosed, the backend's), including those
+# reported late.
 Running = Callable[[], Vectors]
 
 
@@ -103,7 +104,7 @@ class Backend(Protocol):
         ...
 
     def forward(self, batch: TokenBatch, *, exact: bool = False, pause: Pause | None = None) -> Vectors:
-        """Return pooled vectors (len(batch), dimension), not normalised. Raises OutOfMemory.
+        """Return pooled vectors (len(batch), dimension), not normalised. Raises OutOfMemory, DeviceFailed.
 
         `exact` computes in fp32. `pause` is called `pauses` times and may call `forward` itself.
         """

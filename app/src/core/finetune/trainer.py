@@ -21,7 +21,7 @@ from transformers import PrinterCallback, TrainerCallback
 from ..backends import DeviceUnavailable, OutOfMemory
 from ..backends.folder import Folder
 from ..backends.torch.encoders import quiet_transformers
-from ..backends.torch.process import memory_errors_mapped, on_compute_thread
+from ..backends.torch.process import device_errors_mapped, on_compute_thread
 from .recipe import TrainingFailed, TrainingJob, TrainingObserver, last_checkpoint, precision_of
 
 _WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "*.bin", "*.bin.index.json", "*.h5", "*.ot", "*.msgpack")
@@ -49,7 +49,7 @@ def _train(job: TrainingJob, observer: TrainingObserver) -> tuple[SentenceTransf
     resumed, began_at = last_checkpoint(job.checkpoints)
     progress = _Progress(observer, job.steps)
     try:
-        with memory_errors_mapped(), quiet_transformers():
+        with device_errors_mapped(), quiet_transformers():
             model = load_model(job.base, job.profile.torch_name)
             trainer = PairTrainer(
                 model=model,

@@ -16,7 +16,7 @@ from .. import ModelInfo, OutOfMemory, Pause, Running, TokenBatch, Vectors
 from ..folder import check_files, display_name, find_folder, read_folder, sha256_of
 from ..tokenizing import RustTokenizer, TokenizingBackend
 from .encoders import Encoder, Target, load_encoder, trial_batch, words_of
-from .process import TF32, memory_errors_mapped, on_compute_thread, one_thread
+from .process import TF32, device_errors_mapped, on_compute_thread, one_thread
 
 if TYPE_CHECKING:
     from .staging import Downloads
@@ -34,7 +34,8 @@ class EngineOptions:
     `precision`: auto fp32 tf32 fp16 bf16; `device`: auto cpu cuda cuda:N. `weights_sha256` and `revision` pin a
     model that is not packaged. Prompts that are not None replace the model's own. `threads`: torch's CPU threads, for
     the whole process; None leaves the number as is. `packed` False forces padded batches, for comparison. `graphs`: on
-    a card, replay small batches if measured faster.
+    a card, replay small batches if measured faster. `experimental_kernels`: on a card, try fused kernels, which
+    no card has run yet; `path_reason` names those that were taken.
     """
 
     model: str = "all-MiniLM-L6-v2"
@@ -47,6 +48,7 @@ class EngineOptions:
     document_prompt: str | None = None
     packed: bool = True
     graphs: bool = True
+    experimental_kernels: bool = False
     cache: Path | None = None  # see find_folder
     memory_fraction: float = 0.8  # of the card's memory, for this process
     reserve_mb: int = 512  # of it, left free
@@ -68,7 +70,7 @@ class TorchBackend(TokenizingBackend):
         self._exact: Encoder | None = None
         self._downloads: Downloads | None = None  # from a card
         try:
-            with memory_errors_mapped():
+            with device_errors_mapped(target.profile.index):
                 encoder, path_reason = load_encoder(folder, target, packed=options.packed)
             self._encoder: Encoder | None = encoder
             self._tokenizer = RustTokenizer.load(folder)
@@ -124,7 +126,7 @@ class TorchBackend(TokenizingBackend):
         import torch
 
         alone = len(batch.ids) * self._folder.shape.hidden <= ONE_THREAD_UP_TO
-        with torch.inference_mode(), memory_errors_mapped(), one_thread() if alone else contextlib.nullcontext():
+        with torch.inference_mode(), device_errors_mapped(), one_thread() if alone else contextlib.nullcontext():
             encoder = self._encoder_for(exact)
             vectors: Vectors = encoder(batch, pause).float().numpy()
         return vectors
@@ -132,7 +134,7 @@ class TorchBackend(TokenizingBackend):
     def _launched(self, batch: TokenBatch, exact: bool, downloads: Downloads) -> Running:
         import torch
 
-        with torch.inference_mode(), memory_errors_mapped():
+        with torch.inference_mode(), device_errors_mapped(self.profile.index):
             encoder = self._encoder_for(exact)
             return downloads.fetch(encoder(batch).float())
 
@@ -174,7 +176,8 @@ class TorchBackend(TokenizingBackend):
         if self.profile.kind == "cuda":
             import torch
 
-            torch.cuda.empty_cache()
+            with contextlib.suppress(RuntimeError):  # of a card that failed; the process ends soon
+                torch.cuda.empty_cache()
 
     def _encoder_for(self, exact: bool) -> Encoder:
         """Return the encoder. Loads the fp32 one on first use: rows that overflow in half precision are rare."""
@@ -199,4 +202,4 @@ def _target(options: EngineOptions) -> tuple[Target, str]:
     profile = detect(options.device)
     precision, reason = choose_precision(profile, options.precision, bf16_gain)
     TF32.hold(profile, precision)
-    return Target(profile, precision, options.graphs), reason
+    return Target(profile, precision, options.graphs, options.experimental_kernels), reason

@@ -10,10 +10,10 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from ...device import DeviceProfile, Precision
-from .. import OutOfMemory
+from .. import DeviceFailed, OutOfMemory
 
 Result = TypeVar("Result")
 
@@ -67,11 +67,18 @@ def one_thread() -> Iterator[None]:
 _NO_MEMORY = ("allocate memory", "not enough memory", "CUDA error: out of memory", "STATUS_ALLOC_FAILED")
 
 
-@contextmanager
-def memory_errors_mapped() -> Iterator[None]:
-    """Raise OutOfMemory for any out-of-memory error of torch, CUDA, cuBLAS or the host.
+# Beginnings of a card's other errors. torch raises RuntimeError; newer versions raise its subclass AcceleratorError for
+# errors of the CUDA runtime (c10/cuda/CUDAException.cpp; the checks of its libraries: ATen/cuda/Exceptions.h).
+_OF_CARD = ("CUDA error: ", "CUDA driver error: ", "cuDNN error: ", "cuDNN Frontend error: ", "Triton Error [CUDA]: ")
 
-    Before that, frees the failed batch's tensors, which the traceback's frames keep alive, and then the GPU's cache.
+
+@contextmanager
+def device_errors_mapped(device: Any = None) -> Iterator[None]:
+    """Raise OutOfMemory for any out-of-memory error of torch, CUDA, cuBLAS or the host, and DeviceFailed if the card
+    computes nothing more. `device`: as torch takes it; None: this thread's current card.
+
+    Before OutOfMemory, frees the failed batch's tensors, which the traceback's frames keep alive, and then the GPU's
+    cache.
     """
     import torch
 
@@ -79,11 +86,30 @@ def memory_errors_mapped() -> Iterator[None]:
         yield
     except (MemoryError, RuntimeError) as error:
         own = isinstance(error, MemoryError | torch.OutOfMemoryError)
-        if not own and not any(words in str(error) for words in _NO_MEMORY):
+        if own or any(words in str(error) for words in _NO_MEMORY):
+            traceback.clear_frames(error.__traceback__)
+            with device_errors_mapped(device):
+                torch.cuda.empty_cache()  # does nothing if no card is in use
+            raise OutOfMemory("memory does not hold this batch") from error
+        if not str(error).startswith(_OF_CARD) or _still_works(device):
             raise
-        traceback.clear_frames(error.__traceback__)
-        torch.cuda.empty_cache()  # does nothing if no card is in use
-        raise OutOfMemory("memory does not hold this batch") from error
+        raise DeviceFailed(
+            f"the GPU computes nothing more in this process: {str(error).partition(chr(10))[0]}; restart the process "
+            "and look for Xid in the system's log (dmesg)"
+        ) from error
+
+
+def _still_works(device: Any) -> bool:
+    """Return whether a card works after an error. An error that breaks the context (illegal access, failed assertion,
+    launch failure, hardware) is repeated by every later call; one of a single call, such as an invalid argument, is
+    not. Waits for one stream and not for the card, because that fails while another thread records a graph."""
+    import torch
+
+    try:
+        torch.cuda.current_stream(device).synchronize()
+    except Exception:
+        return False
+    return True
 
 
 class Tf32Switch:

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from .. import Running, Vectors
-from .process import memory_errors_mapped
+from .process import device_errors_mapped
 
 SLOTS = 3  # buffers for each direction: one for the card, one waiting, one for the host
 GROWTH = 2  # a buffer that is too small grows to twice the size needed: pinning is slow
@@ -138,14 +138,14 @@ class Downloads:
             card.copy(target, found)
         card.keep_for(found, self._stream)
         kept = [(target, found, self._stream.record_event())]  # kept alive until they are copied
-        lock, answer = threading.Lock(), Future[Vectors]()
+        lock, answer, device = threading.Lock(), Future[Vectors](), found.device
 
         def read() -> Vectors:
             with lock:
                 if kept:
                     buffer, _, done = kept.pop()
                     try:
-                        with torch.inference_mode(), memory_errors_mapped():  # errors that the device reports late
+                        with torch.inference_mode(), device_errors_mapped(device):  # errors that the card reports late
                             done.synchronize()
                             answer.set_result(buffer.numpy().copy())
                     except Exception as error:
