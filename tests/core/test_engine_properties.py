@@ -430,6 +430,6 @@ def test_retryable_is_only_what_waiting_mends() -> None:
         "WeightsMismatch": False,
         "OutOfMemory": True,
         "EngineClosed": False,
-            "DeviceFailed": False,
+        "DeviceFailed": False,
         "NonFinite": False,
     }
