@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from functools import partial
-from typing import Self
+from typing import Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +28,16 @@ REQUEST_CHARACTERS = 1 << 20
 # since long; for later ones it would rebuild collections that were made before they were packaged.
 _SHOWN_FIRST = "./all-MiniLM-L6-v2"
 QUEUED_PARTS = 2  # of one call, besides the part being tokenised
+
+
+class Device(Protocol):
+    """How a device computes, for those who show it."""
+
+    precision: Precision
+    precision_reason: str
+    path: str
+    path_reason: str
+    profile: DeviceProfile
 
 
 class Engine(ABC):
@@ -161,6 +171,16 @@ class Engine(ABC):
     def failed(self) -> str:
         """Return why the device computes nothing more in this process; "" while it works. Then all calls that compute
         raise DeviceFailed."""
+
+    @property
+    def members(self) -> Sequence[Device]:
+        """Return the engine of each device."""
+        return [self]
+
+    @property
+    def failures(self) -> list[str]:
+        """Return for each of the `members` why it computes nothing more; "" while it works."""
+        return [self.failed]
 
     @abstractmethod
     def close(self) -> None:
