@@ -513,6 +513,7 @@ def test_without_an_attention_for_borders_a_card_takes_the_faster_of_packed_and_
 
     class Timed:
         attention, attention_reason = staticmethod(runs_of_equal_length), "runs of equal length"
+        kernels_reason = ""
 
         def __init__(self, milliseconds: float) -> None:
             self.seconds = milliseconds / 1000

@@ -12,6 +12,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from app.src.core.device import BUILDS
+from app.src.observe.gpu import FIRST_LOOK_SECONDS
 from app.src.settings import Settings
 from app.src.settings.variables import GUIDE_VARIABLES, VARIABLES
 
@@ -112,6 +113,12 @@ def test_the_service_listens_inside_with_keys_and_leaves_jobs_to_the_worker() ->
     assert SERVICES["worker"]["command"] == ["start", "worker"]
 
 
+def test_torch_and_numpy_start_no_more_threads_than_processors() -> None:
+    """They count the host's processors, and more threads than the container's quota stall for most of each period."""
+    for name in OURS:
+        assert SERVICES[name]["environment"]["OMP_NUM_THREADS"] == SERVICES[name]["cpus"]
+
+
 def test_the_guides_variables_of_workers_reach_the_worker() -> None:
     environment = SERVICES["worker"]["environment"]
     for name in ("WORKER_CONCURRENCY", "WORKER_MAX_TASKS_PER_CHILD", "USE_GPU"):
@@ -206,6 +213,22 @@ def test_health_checks_and_who_waits_for_whom(name: str) -> None:
         assert service["image"].endswith("-distroless}"), "has no shell for one"
     else:
         assert service["healthcheck"]["test"][0] == "CMD"
+
+
+def test_a_first_start_on_a_slow_disk_is_waited_for() -> None:
+    """The look at the card and two minutes of loading, then three failed checks before the deployment gives up."""
+    dockerfile, release = (
+        (ROOT / name).read_text(encoding="utf-8") for name in ("Dockerfile.t4", "scripts/lib/deploy/release.sh")
+    )
+    period = re.search(r"--interval=(\d+)s .*--start-period=(\d+)s --retries=(\d+)", dockerfile)
+    patience = re.search(r"OWL_DEPLOY_WAIT:-(\d+)", release)
+    assert period
+    assert patience
+    interval, start, retries = map(int, period.groups())
+    assert start >= FIRST_LOOK_SECONDS + 120
+    assert int(patience[1]) >= start + interval * retries
+    check = SERVICES["worker"]["healthcheck"]
+    assert (check["interval"], check["start_period"], check["retries"]) == (f"{interval}s", f"{start}s", retries)
 
 
 @each

@@ -38,11 +38,13 @@ ROUGH_AGREEMENT = 0.99
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Device and precision of an encoder; on a card `graphs` replays small batches if that is faster."""
+    """Device and precision of an encoder; on a card `graphs` replays small batches if that is faster, and `fused` tries
+    the kernels of `kernels.py`."""
 
     profile: DeviceProfile
     precision: Precision
     graphs: bool = True
+    fused: bool = False
 
     @property
     def dtype(self) -> torch.dtype:
@@ -81,11 +83,12 @@ def load_encoder(folder: Folder, target: Target, *, packed: bool = True) -> tupl
         return encoder, reason
     from .packed import runs_of_equal_length
 
-    reason = f"{reason}; {encoder.attention_reason}"
+    reason = "; ".join(filter(None, (reason, encoder.attention_reason, encoder.kernels_reason)))
     if encoder.attention is runs_of_equal_length:  # it needs the lengths, which a graph does not fix
         padded = reference if target.precision == "fp32" else PaddedEncoder(folder, target)
         faster, why = _faster(folder, target, encoder, padded)
         return faster, f"{reason}; {why}"
+    del reference, structure  # recordings get the memory of their fp32 weights
     graphed, why = _graphed(folder, target, encoder)
     return graphed, f"{reason}; {why}"
 
@@ -138,7 +141,7 @@ def _graphed(folder: Folder, target: Target, encoder: PackedEncoder) -> tuple[Pa
 def _packed(folder: Folder, target: Target, *, prepack: bool = True) -> PackedEncoder:
     from .packed import PackedEncoder
 
-    return PackedEncoder.load(folder, target.profile, target.dtype, prepack=prepack)
+    return PackedEncoder.load(folder, target.profile, target.dtype, prepack=prepack, fused=target.fused)
 
 
 def least_cosine(folder: Folder, encoder: Encoder, reference: Encoder) -> float:
