@@ -26,7 +26,7 @@ from app.src.core.backends.torch.graphs import (
     with_graphs,
 )
 from app.src.core.backends.torch.packed import Layout, PackedEncoder
-from app.src.core.backends.torch.staging import HostUploads, uploads_for
+from app.src.core.backends.torch.staging import HostUploads
 from app.src.core.device import DeviceProfile
 
 
@@ -350,22 +350,3 @@ def test_larger_batches_are_recorded_only_while_they_gain(slow: Slow) -> None:
     best, reason = tried(slow, Recorder(), 1000, ladder=FAST_LADDER)
     assert list(best.rungs) == list(FAST_LADDER)
     assert "20 CUDA graphs for up to 16384 tokens" in reason
-
-
-@pytest.mark.gpu
-def test_cuda_graphs_give_the_computed_vectors(minilm_folder: Path) -> None:
-    from app.src.core.backends.torch.graphs import cuda_recorder
-    from app.src.core.device import detect
-
-    profile = detect("cuda")
-    device = torch.device(profile.torch_name)
-    loaded = PackedEncoder.load(read_folder(minilm_folder, "all-MiniLM-L6-v2"), profile, torch.float16)
-    graphed = GraphedEncoder(loaded, cuda_recorder(device), uploads_for(device))
-    with torch.inference_mode():
-        graphed.record_all(FAST_LADDER)
-        assert list(graphed.rungs) == list(FAST_LADDER)
-        for batch in (texts(5), texts(9, 3, 30), texts(*[31] * 32), texts(5)):
-            cosines = torch.nn.functional.cosine_similarity(graphed(batch).double(), loaded(batch).double())
-            assert float(cosines.min()) > 0.9999
-    assert graphed.rungs
-    assert Layout.of([1], device).cumulative.is_cuda

@@ -230,18 +230,3 @@ def test_a_product_that_adds_up_too_roughly_is_not_used(monkeypatch: pytest.Monk
     assert CardScan(CPU, manager(), Host()).product is not scan._mixed_product
     monkeypatch.setattr(scan, "_mixed_product", lambda queries, rows: torch.mm(queries.float(), rows.float().T))
     assert CardScan(CPU, manager(), Host()).product is scan._mixed_product
-
-
-@pytest.mark.gpu
-def test_on_a_card_the_same_rows_are_found() -> None:
-    from app.src.core.device import detect
-
-    profile = detect("cuda")
-    memory = T4MemoryManager(profile)
-    chance = np.random.default_rng(5)
-    rows = some_rows(chance, 20_000, "clusters")
-    copy = CardScan(profile, memory, Host()).copy(DIMENSION)
-    copy.append(rows)
-    assert copy.rows_on_card == len(rows)
-    query = rows[77:78]
-    check(copy.view().rank(query, None)[0], rows.astype(np.float64) @ query[0].astype(np.float64), 10)
