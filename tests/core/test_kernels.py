@@ -17,7 +17,7 @@ import torch
 from torch.nn import functional as F
 
 from app.src.core.backends.folder import read_folder
-from app.src.core.backends.torch import kernels, packed
+from app.src.core.backends.torch import encoders, kernels, packed
 from app.src.core.backends.torch.architectures import EncoderWeights, LayerWeights
 from app.src.core.backends.torch.backend import EngineOptions, _target
 from app.src.core.backends.torch.kernels import Kernels, choose_kernels, fused_gelu
@@ -206,6 +206,22 @@ def test_they_are_off_unless_switched_on() -> None:
     assert _target(EngineOptions(device="cpu", experimental_kernels=True))[0].fused
 
 
+def test_the_reason_of_a_card_names_the_kernels(monkeypatch: pytest.MonkeyPatch, minilm_folder: Path) -> None:
+    folder, card = read_folder(minilm_folder, MINILM), DeviceProfile.of_card("Tesla T4")
+
+    def load(*_given: object, fused: bool = False, **_named: object) -> PackedEncoder:
+        encoder = PackedEncoder.__new__(PackedEncoder)
+        encoder.attention_reason, encoder.kernels_reason = "attention", "kernels" if fused else ""
+        return encoder
+
+    monkeypatch.setattr(PackedEncoder, "load", load)
+    monkeypatch.setattr(encoders, "PaddedEncoder", lambda *_: None)
+    monkeypatch.setattr(encoders, "least_cosine", lambda *_: 1.0)
+    for fused, words in ((True, "attention; kernels; CUDA graphs"), (False, "attention; CUDA graphs")):
+        _encoder, reason = encoders.load_encoder(folder, encoders.Target(card, "fp16", graphs=False, fused=fused))
+        assert words in reason
+
+
 # ------------------------------------------------------------------------------------------------- the Triton kernel
 
 INTERPRETED = """
@@ -230,12 +246,48 @@ print("equal")
 """
 
 
+COMPILED = """
+import torch
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+from app.src.core.backends.torch.triton_norm import _add_norm
+
+class Card:
+    def __init__(self, capability):
+        self.capability = capability
+
+    def get_current_target(self):
+        return GPUTarget("cuda", self.capability, 32)
+
+    def get_current_device(self):
+        return 0
+
+    def get_current_stream(self, device):
+        return 0
+
+for capability in (75, 80, 90):
+    driver.set_active(Card(capability))
+    _add_norm.device_caches.clear()
+    for dtype in (torch.float16, torch.bfloat16):
+        kernels = set()
+        for rows, epsilon in ((1, 1e-12), (16, 1e-12), (17, 1e-5)):
+            x, bias = torch.zeros(rows, 384, dtype=dtype), torch.zeros(384, dtype=dtype)
+            made = _add_norm.warmup(x, bias, x, bias, bias, epsilon, WIDTH=384, BLOCK=512, grid=(rows,))
+            assert made.asm["cubin"]
+            kernels.add(made.hash)
+        assert len(kernels) == 1, "another number of rows compiles another kernel"
+print("equal")
+"""
+
+
 @pytest.mark.skipif(not HAS_TRITON, reason="Triton is not installed")
-def test_tritons_kernel_is_layer_norm_of_the_sum() -> None:
-    """In Triton's interpreter, which must be chosen before Triton is imported."""
+@pytest.mark.parametrize(("script", "interpret"), [(INTERPRETED, "1"), (COMPILED, "0")], ids=["computed", "compiled"])
+def test_tritons_kernel_is_layer_norm_of_the_sum(script: str, interpret: str, tmp_path: Path) -> None:
+    """In Triton's interpreter, which must be chosen before Triton is imported, and compiled for cards: once for all
+    numbers of rows, because a graph cannot be recorded while a kernel is compiled."""
     ended = subprocess.run(
-        [sys.executable, "-c", INTERPRETED],
-        env={**os.environ, "TRITON_INTERPRET": "1"},
+        [sys.executable, "-c", script],
+        env={**os.environ, "TRITON_INTERPRET": interpret, "TRITON_CACHE_DIR": str(tmp_path)},
         cwd=Path(__file__).parents[2],
         capture_output=True,
         text=True,

@@ -1,5 +1,5 @@
 """A Triton kernel for bias, residual and LayerNorm in one pass over the activations. Importing this needs Triton, which
-torch's CUDA builds bring; compiling the kernel needs a C compiler.
+torch's CUDA builds bring; the first launch needs a C compiler.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ from .linears import Affine
 
 
 @triton.jit
-def _add_norm(x, bias, residual, weight, shift, epsilon, WIDTH: tl.constexpr, BLOCK: tl.constexpr):  # noqa: PLR0913
+def _add_norm(  # noqa: PLR0913 - a kernel's arguments are pointers and numbers
+    x, bias, residual, weight, shift, epsilon, WIDTH: tl.constexpr, BLOCK: tl.constexpr
+):
     """Normalise one row of x + bias + residual, computed in fp32, and store it in x. Triton's compiler evaluates
     annotations, so only those of constants are written."""
     columns = tl.arange(0, BLOCK)
