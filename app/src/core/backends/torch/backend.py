@@ -6,11 +6,12 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...device import ELEMENT_BYTES, choose_precision, detect
+from ...device import ELEMENT_BYTES, DeviceProfile, choose_precision, detect
 from ...memory import PROBE_TOKENS, TokenCost, measured_cost
 from .. import ModelInfo, OutOfMemory, Pause, Running, TokenBatch, Vectors
 from ..folder import check_files, display_name, find_folder, read_folder, sha256_of
@@ -31,16 +32,17 @@ ONE_THREAD_UP_TO = 64 * 384
 class EngineOptions:
     """What to load and how. `model`: a packaged name, a folder, a cached hub id, or, for `load_engine`, hash:N.
 
-    `precision`: auto fp32 tf32 fp16 bf16; `device`: auto cpu cuda cuda:N. `weights_sha256` and `revision` pin a
-    model that is not packaged. Prompts that are not None replace the model's own. `threads`: torch's CPU threads, for
-    the whole process; None leaves the number as is. `packed` False forces padded batches, for comparison. `graphs`: on
-    a card, replay small batches if measured faster. `experimental_kernels`: on a card, try fused kernels, which
-    no card has run yet; `path_reason` names those that were taken.
+    `precision`: auto fp32 tf32 fp16 bf16; `device`: auto cpu cuda cuda:N; for `load_engine` also several of them, or
+    "all" cards. `weights_sha256` and `revision` pin a model that is not packaged. Prompts that are not None replace the
+    model's own. `threads`: torch's CPU threads in each process; None leaves the number as is. `packed` False forces
+    padded batches, for comparison. `graphs`: on a card, replay small batches if measured faster.
+    `experimental_kernels`: on a card, try fused kernels, which no card has run yet; `path_reason` names those that were
+    taken. `tokenizer_workers`: processes that tokenise large calls; None: none on a CPU, on a card up to four.
     """
 
     model: str = "all-MiniLM-L6-v2"
     precision: str = "auto"
-    device: str = "auto"
+    device: str | Sequence[str] = "auto"
     threads: int | None = None
     weights_sha256: str | None = None
     revision: str | None = None
@@ -52,6 +54,7 @@ class EngineOptions:
     cache: Path | None = None  # see find_folder
     memory_fraction: float = 0.8  # of the card's memory, for this process
     reserve_mb: int = 512  # of it, left free
+    tokenizer_workers: int | None = None
 
 
 class TorchBackend(TokenizingBackend):
@@ -110,11 +113,11 @@ class TorchBackend(TokenizingBackend):
     @classmethod
     def load(cls, options: EngineOptions) -> TorchBackend:
         """Load a model. Raises ModelNotFound, ModelUnsupported, WeightsMismatch, DeviceUnavailable."""
-        return on_compute_thread(lambda: cls(options))
+        return on_compute_thread(lambda: cls(options), _compute_thread(detect(options.device)))
 
     def forward(self, batch: TokenBatch, *, exact: bool = False, pause: Pause | None = None) -> Vectors:
         if self._downloads is None:
-            return on_compute_thread(lambda: self._computed(batch, exact, pause))
+            return on_compute_thread(lambda: self._computed(batch, exact, pause), _compute_thread(self.profile))
         return self._launched(batch, exact, self._downloads)()
 
     def launch(self, batch: TokenBatch) -> Running:
@@ -169,6 +172,7 @@ class TorchBackend(TokenizingBackend):
         return int(torch.cuda.max_memory_allocated(index) - before)
 
     def close(self) -> None:
+        super().close()
         if self._encoder is not None:
             TF32.release(self.profile, self._target.precision)
         self._encoder = self._exact = None
@@ -189,6 +193,10 @@ class TorchBackend(TokenizingBackend):
             target = replace(self._target, precision="fp32", graphs=False)
             self._exact, _reason = load_encoder(self._folder, target, packed=self._options.packed)
         return self._exact
+
+
+def _compute_thread(profile: DeviceProfile) -> int:
+    return profile.index if profile.kind == "cpu" else 0
 
 
 def _target(options: EngineOptions) -> tuple[Target, str]:
