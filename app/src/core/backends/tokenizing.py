@@ -57,7 +57,7 @@ class RustTokenizer:
         if largest >= words:
             raise ModelUnsupported(
                 f"model {folder.name!r}: the tokenizer has ids up to {largest}, but the model has only {words} "
-                "embeddings. On a GPU a text with such an id would end the process; correct the model, or use device cpu"
+                "embeddings. On a GPU a text with such an id would end the process; correct the model or use device cpu"
             )
 
     def ids(self, texts: Sequence[str]) -> TokenBatch:
