@@ -263,6 +263,7 @@ class FakeMemory:
         self.calls: list[str] = []
         for name in ("synchronize", "reset_peak_memory_stats", "memory_allocated", "max_memory_allocated"):
             monkeypatch.setattr(torch.cuda, name, getattr(self, name))
+        monkeypatch.setattr(torch.cuda, "memory_reserved", self.memory_allocated)
 
     def synchronize(self, index: int) -> None:
         self.calls.append(f"synchronize {index}")

@@ -193,7 +193,7 @@ def test_rows_that_overflow_are_computed_again_exactly(engine: EmbeddingEngine, 
     wanted = engine.embed(TEXTS)
     scripted.spoil = lambda tokens, exact: value if len(tokens) == 6 and not exact else None
     np.testing.assert_allclose(engine.embed(TEXTS), wanted, atol=1e-6)
-    assert engine.stats().recomputed == scripted.exact_batches > 0
+    assert engine.stats().recomputed == scripted.exact_rows > 0
 
 
 @pytest.mark.proves(21)
