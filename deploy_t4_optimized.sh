@@ -29,7 +29,7 @@ usage: ./deploy_t4_optimized.sh [--dry-run] [--no-build] [--no-monitoring] [--ap
   --status              show containers, version, last deployment and the GPU; change nothing
 Needs .env (see .env.example) and owl-sap.toml (see owl-sap.example.toml) in this folder. Creates missing keys and
 passwords in the folder secrets. More: docs/deployment.md.
-OWL_DEPLOY_WAIT: seconds to wait until the service is ready (default 300).
+OWL_DEPLOY_WAIT: seconds to wait until the service is ready (default 420).
 USAGE
 }
 
@@ -60,6 +60,7 @@ deploy() {
   [[ $build == no ]] || build
   check_image
   make_secrets
+  [[ $mode == dry-run || ${OWL_DEPLOY_MEASURE:-yes} == no ]] || show_figures
   start
   if [[ $mode == dry-run ]]; then
     say "dry run: the host meets all requirements; nothing was changed."

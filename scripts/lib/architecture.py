@@ -80,8 +80,8 @@ EXTRAS = {
 }
 # These run in their own environments (scripts/peers) and import each other by name.
 ELSEWHERE = "app/src/benchmark/workers/"
-# Installed by test suites that use the emulator's fixture.
-BROUGHT = {"hana_emulator": {"hdbcli", "pytest"}}
+# Installed by test suites that use the emulator's fixture; brought by torch's builds for CUDA.
+BROUGHT = {"hana_emulator": {"hdbcli", "pytest"}, "app": {"triton"}}
 
 Options = dict[str, Any]
 

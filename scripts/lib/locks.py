@@ -29,7 +29,9 @@ BASE = ("hana", "engine", "serve")
 # The values of EXTRAS= of Dockerfile.t4. Not `tensorrt`: its build script fetches libraries without checking hashes.
 EXTRAS = ("mcp", "multilingual", "multilingual-e5", "onnx", "train")
 # By the wheel's CUDA version. 13 needs driver 580, 12 (12.8) driver 525; both contain kernels for the T4 (sm_75).
-TORCH: Mapping[str, str] = {"13": "torch==2.13.*", "12": "torch==2.10.*"}
+# torch 2.13 asks for nvjitlink>=13.0.88,<14 (by cuda-toolkit 13.0.3) and pins all other libraries. The constraint keeps
+# nvjitlink on the line that torch was built and tested with.
+TORCH: Mapping[str, tuple[str, ...]] = {"13": ("torch==2.13.*", "nvidia-nvjitlink==13.0.*"), "12": ("torch==2.10.*",)}
 COOLING = timedelta(days=3)  # age of a release after which most hijacked releases have been found
 BUILD = "build.txt"
 ENVIRONMENT = {
@@ -142,19 +144,19 @@ def make(folder: Path, *, upgrade: bool) -> None:
             base = f"cuda{cuda}.txt"
             files = [base, *(f"cuda{cuda}-{extra}.txt" for extra in EXTRAS)]
             constraint, everything = Path(scratch) / f"torch{cuda}.in", Path(scratch) / f"all{cuda}.txt"
-            constraint.write_text(torch)
-            _resolved(ours, everything, _kept(folder, files, upgrade), [*BASE, *EXTRAS], constraint)
+            constraint.write_text("\n".join(torch))
+            resolve(ours, everything, _kept(folder, files, upgrade), [*BASE, *EXTRAS], constraint)
             one = Path(scratch) / "one.txt"
-            first = _resolved(ours, one, [], BASE, everything)
-            written[base] = f"the service with {torch}", first
+            first = resolve(ours, one, [], BASE, everything)
+            written[base] = f"the service with {torch[0]}", first
             for extra, name in zip(EXTRAS, files[1:], strict=True):
-                pinned = _resolved(ours, one, [], [*BASE, extra], everything)
+                pinned = resolve(ours, one, [], [*BASE, extra], everything)
                 added = {package: pin for package, pin in pinned.items() if package not in first}
                 written[name] = f"what the extra {extra} adds to {base}", added
         source = Path(scratch) / "build.in"
         source.write_text("\n".join(pyproject["build-system"]["requires"]))
         kept = _kept(folder, [BUILD], upgrade)
-        written[BUILD] = "builds our own wheel", _resolved(source, Path(scratch) / BUILD, kept, [])
+        written[BUILD] = "builds our own wheel", resolve(source, Path(scratch) / BUILD, kept, [])
     for name, (what, packages) in written.items():
         header = [
             f"# {name}: {what}. CPython {PYTHON}, Linux on x86_64. Made by scripts/lock-requirements; do not edit.",
@@ -175,10 +177,11 @@ def _kept(folder: Path, files: Iterable[str], upgrade: bool) -> list[str]:
     return [line for file in present for pin in pins(file.read_text()).values() for line in pin.lines]
 
 
-def _resolved(
+def resolve(
     source: Path, target: Path, kept: Sequence[str], extras: Sequence[str], constraint: Path | None = None
 ) -> dict[str, Pin]:
-    """Run uv, which reads only the metadata of wheels."""
+    """Return what uv resolves `source` to. It reads only the metadata of wheels. Raises CalledProcessError if the
+    requirements contradict each other."""
     target.write_text("\n".join(kept))
     command = [sys.executable, "-m", "uv", "pip", "compile", str(source), "--output-file", str(target), "--quiet"]
     # Only PyPI: no other index, no local folder, no configuration file.

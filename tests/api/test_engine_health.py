@@ -17,12 +17,13 @@ import pytest
 from httpx import Client
 
 from app.src.api import requests, server
+from app.src.core.backends import DeviceFailed
 from app.src.core.backends.hashing import HashingBackend
 from app.src.core.queue import WorkerDied
 from app.src.observe import checks as probes
 from app.src.service.service import Service
 from app.src.settings import Settings
-from tests.api.conftest import serving
+from tests.api.conftest import TableSource, serving
 from tests.api.test_limits import problem
 
 
@@ -110,6 +111,32 @@ def test_a_batch_that_never_ends(client: Client, synced: Service, clock: Clock, 
         gate.set()
         assert waiting.result(20).status_code == 200
     assert client.get("/health/live").status_code == client.get("/health/ready").status_code == 200
+
+
+@pytest.mark.proves(20, 29)
+def test_a_gpu_that_fails_for_good(
+    client: Client, synced: Service, source: TableSource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Readiness and liveness say so at once, and the job that met it goes on in the next process."""
+
+    def failing(*_: Any, **__: Any) -> Any:
+        raise DeviceFailed("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(HashingBackend, "forward", failing)
+    source.rows_by_key["5"] = {"MATNR": "5", "MAKTX": "another row", "MTART": "ROH"}
+    job = client.post("/v1/collections/materials/sync", json={"full": True}).json()["job"]
+    until(lambda: client.get(f"/v1/jobs/{job}").json()["note"] is not None)
+    record = client.get(f"/v1/jobs/{job}").json()
+    monkeypatch.undo()
+    assert (record["state"], record["error"], record["attempts"]) == ("queued", None, 1)
+    assert "illegal memory access" in record["note"]
+    for path in ("/health/ready", "/health/live"):
+        answer = client.get(path)
+        assert (answer.status_code, answer.json()["checks"]["engine"]) == (503, False)
+        assert "illegal memory access" in answer.json()["detail"]
+    told = problem(client.post("/embed", json={"inputs": "a"}), 503)
+    assert (told["code"], "illegal memory access" in told["detail"]) == ("OWL-4014", True)
+    assert synced.parts.store.quarantine("materials") == []
 
 
 def test_time_without_work_is_no_stall(client: Client, clock: Clock) -> None:

@@ -357,6 +357,56 @@ def test_deaths_are_counted_and_clean_ends_are_not(tmp_path: Path) -> None:
         assert journal.get(job.id).state == "failed", "who has lost a job has no say in it"
 
 
+def test_a_process_that_lost_its_gpu_leaves_its_jobs_to_others(make: Make) -> None:
+    """The job is not failed, whatever error it met, and this process takes no other one; but not for ever."""
+    lost = ""
+
+    def lose(_run: Run) -> dict[str, int]:
+        nonlocal lost
+        lost = "the GPU is gone"
+        raise Known("no vector")
+
+    unable = make(expected=(Known,), unable=lambda: lost, max_attempts=2)
+    first = unable.begin("a", lose)
+    until(lambda: unable.get(first.id).note is not None)
+    left = unable.get(first.id)
+    assert (left.state, left.attempts, left.error) == ("queued", 1, None)
+    assert (
+        left.note == "interrupted: the GPU is gone; it goes on from what is stored as soon as a service or worker runs"
+    )
+    second = unable.begin("b", lambda _run: {})
+    assert unable._dispatcher is not None
+    looked = unable._looked
+    until(lambda: unable._looked > looked)
+    assert (unable.get(first.id).attempts, unable.get(second.id).state) == (1, "queued")
+    able = make(workers=1)
+    able.works["a"] = able.works["b"] = lambda _run: {}
+    able.run()
+    assert [wait_for(able, job).state for job in (first, second)] == ["succeeded", "succeeded"]
+    again, lost = unable.add("c"), ""
+    assert again is not None
+    able.close(2)
+    for state in ("queued", "failed"):
+        lost, unable.works["c"] = "", lose
+        unable._dispatch()
+        until(lambda state=state: unable.get(again.id).state == state and unable.get(again.id).attempts > 0)  # type: ignore[misc]
+        until(lambda: not unable._runs)
+    assert "2 processes died or lost their GPU" in (unable.get(again.id).error or "")
+
+
+def test_a_job_that_is_cancelled_while_its_gpu_fails_is_cancelled(make: Make) -> None:
+    lost = ""
+
+    def lose(run: Run) -> dict[str, int]:
+        nonlocal lost
+        own.cancel(run.id)
+        lost = "the GPU is gone"
+        raise Known("no vector")
+
+    own = make(expected=(Known,), unable=lambda: lost)
+    assert wait_for(own, own.begin("a", lose)).state == "cancelled"
+
+
 def test_presence_is_seen_from_inside_and_outside(tmp_path: Path) -> None:
     with closing(Journal(tmp_path)) as journal:
         journal.register("a", None)

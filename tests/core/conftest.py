@@ -18,6 +18,7 @@ from app.src.core.backends.hashing import HashingBackend, words_of
 from app.src.core.device import DeviceProfile
 from app.src.core.engine import EmbeddingEngine
 from app.src.core.loading import EngineOptions, load_engine
+from app.src.core.tokens import plan_batches
 
 MINILM = "all-MiniLM-L6-v2"
 TINY = {
@@ -87,6 +88,11 @@ class ScriptedBackend(Backend):
 
     def close(self) -> None:
         self.closed += 1
+
+
+def batches_of(lengths: Sequence[int], budget: int, multiple: int = 8, *, packed: bool = False) -> list[list[int]]:
+    """The plan as lists, to be compared."""
+    return [batch.tolist() for batch in plan_batches(lengths, budget, multiple, packed=packed)]
 
 
 @pytest.fixture

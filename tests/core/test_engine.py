@@ -17,7 +17,8 @@ from app.src.core.agreement import usable
 from app.src.core.backends import EngineClosed, EngineError, ModelNotFound, NonFinite, OutOfMemory, Pause, TokenBatch
 from app.src.core.engine import EmbeddingEngine
 from app.src.core.loading import EngineOptions, load_engine
-from app.src.core.tokens import padded, plan_batches
+from app.src.core.tokens import padded
+from tests.core.conftest import batches_of
 
 WORDS = [
     *("pump", "valve", "seal", "bearing", "leak", "oil", "filter", "pressure"),
@@ -37,7 +38,7 @@ TEXTS = [text(number, 1 + number * 5 % 37) for number in range(60)]
 
 @given(st.lists(st.integers(0, 300), max_size=200), st.integers(1, 2000), st.sampled_from([1, 4, 8, 16]))
 def test_plan_has_every_text_once_within_the_budget(lengths: list[int], budget: int, multiple: int) -> None:
-    plan = plan_batches(lengths, budget, multiple)
+    plan = batches_of(lengths, budget, multiple)
     assert sorted(position for batch in plan for position in batch) == list(range(len(lengths)))
     for batch in plan:
         cost = padded(max(lengths[position] for position in batch), multiple) * len(batch)
@@ -46,16 +47,16 @@ def test_plan_has_every_text_once_within_the_budget(lengths: list[int], budget: 
 
 @given(st.lists(st.integers(1, 300), min_size=1, max_size=100), st.integers(1, 2000))
 def test_plan_is_longest_first(lengths: list[int], budget: int) -> None:
-    planned = [lengths[position] for batch in plan_batches(lengths, budget) for position in batch]
+    planned = [lengths[position] for batch in batches_of(lengths, budget) for position in batch]
     assert planned == sorted(lengths, reverse=True)
 
 
 def test_plan_by_example() -> None:
-    assert plan_batches([3, 20, 4, 17, 100], 48) == [[4], [1, 3], [2, 0]]
-    assert plan_batches([3, 20, 4, 17, 100], 48, multiple=1) == [[4], [1, 3], [2, 0]]
-    assert plan_batches([9, 9, 9], 32, multiple=8) == [[0, 1], [2]]
-    assert plan_batches([9, 9, 9], 32, multiple=1) == [[0, 1, 2]]
-    assert plan_batches([], 32) == []
+    assert batches_of([3, 20, 4, 17, 100], 48) == [[4], [1, 3], [2, 0]]
+    assert batches_of([3, 20, 4, 17, 100], 48, multiple=1) == [[4], [1, 3], [2, 0]]
+    assert batches_of([9, 9, 9], 32, multiple=8) == [[0, 1], [2]]
+    assert batches_of([9, 9, 9], 32, multiple=1) == [[0, 1, 2]]
+    assert batches_of([], 32) == []
 
 
 # ------------------------------------------------------------------------------------------------------------ embedding

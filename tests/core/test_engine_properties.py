@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from app.src.core import engine as engine_module
 from app.src.core.backends import EngineClosed, EngineError, NonFinite, OutOfMemory, Pause, TokenBatch, Vectors
 from app.src.core.engine import EmbeddingEngine
-from app.src.core.tokens import padded, plan_batches
-from tests.core.conftest import ScriptedBackend
+from app.src.core.tokens import padded
+from tests.core.conftest import ScriptedBackend, batches_of
 
 FEW = settings(max_examples=25, deadline=None)
 PARTS = ("pump", "Öl", "seal-ring", "漢字", "🦉", "4711", "/BIC/AZD", "leak.", "\t", "STEEL")
@@ -55,7 +55,7 @@ class FailsAt(ScriptedBackend):
 @given(st.lists(st.integers(0, 260), max_size=80), st.integers(1, 4096), st.sampled_from([1, 4, 8, 16]))
 def test_no_batch_could_have_taken_the_next_text(lengths: list[int], budget: int, multiple: int) -> None:
     """Greedy over descending lengths: a batch ends only because one text more would have passed the budget."""
-    plan = plan_batches(lengths, budget, multiple)
+    plan = batches_of(lengths, budget, multiple)
     for batch in plan[:-1]:
         assert padded(lengths[batch[0]], multiple) * (len(batch) + 1) > budget
 
@@ -63,13 +63,13 @@ def test_no_batch_could_have_taken_the_next_text(lengths: list[int], budget: int
 @FEW
 @given(st.lists(st.integers(1, 260), min_size=1, max_size=80), st.integers(64, 4096))
 def test_a_larger_budget_never_needs_more_batches(lengths: list[int], budget: int) -> None:
-    assert len(plan_batches(lengths, 2 * budget)) <= len(plan_batches(lengths, budget))
+    assert len(batches_of(lengths, 2 * budget)) <= len(batches_of(lengths, budget))
 
 
 @FEW
 @given(st.integers(0, 300), st.integers(1, 500))
 def test_equal_lengths_stay_in_their_order(length: int, count: int) -> None:
-    plan = plan_batches([length] * count, 512, 8)
+    plan = batches_of([length] * count, 512, 8)
     assert [position for batch in plan for position in batch] == list(range(count))
 
 
@@ -97,7 +97,7 @@ def test_what_a_length_costs(length: int, multiple: int, cost: int) -> None:
     ],
 )
 def test_plans_by_hand(lengths: list[int], budget: int, multiple: int, plan: list[list[int]]) -> None:
-    assert plan_batches(lengths, budget, multiple) == plan
+    assert batches_of(lengths, budget, multiple) == plan
 
 
 @pytest.mark.parametrize(
@@ -112,13 +112,13 @@ def test_plans_by_hand(lengths: list[int], budget: int, multiple: int, plan: lis
     ],
 )
 def test_packed_plans_by_hand(lengths: list[int], budget: int, plan: list[list[int]]) -> None:
-    assert plan_batches(lengths, budget, 8, packed=True) == plan
+    assert batches_of(lengths, budget, 8, packed=True) == plan
 
 
 @FEW
 @given(st.lists(st.integers(1, 260), max_size=80), st.integers(64, 4096))
 def test_packed_plans_fill_the_budget_and_keep_it(lengths: list[int], budget: int) -> None:
-    plan = plan_batches(lengths, budget, packed=True)
+    plan = batches_of(lengths, budget, packed=True)
     assert sorted(position for batch in plan for position in batch) == list(range(len(lengths)))
     assert all(len(batch) == 1 or sum(lengths[place] for place in batch) <= budget for batch in plan)
     for batch, following in pairwise(plan):
@@ -430,5 +430,6 @@ def test_retryable_is_only_what_waiting_mends() -> None:
         "WeightsMismatch": False,
         "OutOfMemory": True,
         "EngineClosed": False,
+        "DeviceFailed": False,
         "NonFinite": False,
     }

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from app.src.core import engine as engine_module
 from app.src.core import queue as queue_module
@@ -507,7 +508,7 @@ def test_who_cannot_be_planned_for_is_told_and_the_others_are_served(
     scene = scenes()
     plan, failing = scene.engine._runner.plan, [True]
 
-    def fail_once(lengths: Sequence[int]) -> list[list[int]]:
+    def fail_once(lengths: NDArray[np.intp]) -> list[NDArray[np.intp]]:
         if failing:
             failing.clear()
             raise MemoryError

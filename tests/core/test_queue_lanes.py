@@ -2,20 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
-from app.src.core.queue import WINDOW, LaneQueue, Piece, Request
+from app.src.core.queue import WINDOW, LaneQueue, Request, Texts
 from app.src.core.tokens import TokenBatch, plan_batches
 
 BUDGET = 32
 
 
-def plan(lengths: Sequence[int]) -> list[list[int]]:
+class Piece(NamedTuple):
+    """One text of a request."""
+
+    request: Request
+    place: int
+    length: int
+
+
+def plan(lengths: NDArray[np.intp]) -> list[NDArray[np.intp]]:
     return plan_batches(lengths, BUDGET, 1)
+
+
+def pieces(texts: Texts) -> list[Piece]:
+    rows = zip(texts.owners.tolist(), texts.places.tolist(), texts.lengths.tolist(), strict=True)
+    return [Piece(texts.requests[owner], place, length) for owner, place, length in rows]
+
+
+def take(queue: LaneQueue, most: int = BUDGET) -> list[Piece]:
+    return pieces(queue.take(plan, BUDGET, most))
 
 
 def request(*lengths: int) -> Request:
@@ -32,7 +50,7 @@ def queue_of(*requests: Request) -> LaneQueue:
 
 def batches(queue: LaneQueue, most: int = BUDGET) -> list[list[Piece]]:
     found = []
-    while batch := queue.take(plan, BUDGET, most):
+    while batch := take(queue, most):
         found.append(batch)
     return found
 
@@ -57,7 +75,7 @@ def test_every_text_comes_once_within_the_budget(calls: list[list[int]], most: i
 def test_what_is_over_is_not_served(calls: list[list[int]], data: st.DataObject) -> None:
     requests = [request(*lengths) for lengths in calls]
     queue = queue_of(*requests)
-    first = queue.take(plan, BUDGET, BUDGET)
+    first = take(queue)
     gone = [each for each in requests if data.draw(st.booleans())]
     for each in gone:
         each.over = True
@@ -74,7 +92,7 @@ def test_what_is_over_is_not_served(calls: list[list[int]], data: st.DataObject)
 def test_a_small_request_does_not_wait_for_the_whole_of_a_large_one() -> None:
     large, small = request(*[8] * 400), request(8, 8)
     queue = queue_of(large)
-    first = queue.take(plan, BUDGET, BUDGET)
+    first = take(queue)
     assert {piece.request for piece in first} == {large}
     queue.add(small)
     order = [piece.request for batch in batches(queue) for piece in batch]
@@ -102,16 +120,35 @@ def test_batches_of_one_large_request_are_full_but_for_the_last() -> None:
 
 def test_a_planned_batch_is_cut_when_less_is_wanted() -> None:
     queue = queue_of(request(*[8] * 8))
-    assert [len(queue.take(plan, BUDGET, most)) for most in (BUDGET, 16, 1, BUDGET)] == [4, 2, 1, 1]
+    assert [len(take(queue, most)) for most in (BUDGET, 16, 1, BUDGET)] == [4, 2, 1, 1]
 
 
 def test_drained_is_whoever_waits() -> None:
     waiting, over, planned = request(5), request(5), request(*[8] * 9)
     queue = queue_of(planned)
-    queue.take(plan, BUDGET, 8)
+    take(queue, 8)
     queue.add(over)
     queue.add(waiting)
     over.over = True
     queue.forget(over)
     assert set(queue.drain()) == {waiting, planned}
-    assert queue.take(plan, BUDGET, BUDGET) == []
+    assert take(queue) == []
+
+
+LENGTHS = st.lists(st.integers(0, 9), min_size=1, max_size=12)
+
+
+@given(st.lists(LENGTHS, min_size=1, max_size=6), st.data())
+def test_a_batch_has_the_token_ids_of_its_texts(calls: list[list[int]], data: st.DataObject) -> None:
+    """Whatever texts of whatever requests, in whatever order."""
+    requests = [request(*lengths) for lengths in calls]
+    for number, each in enumerate(requests):
+        each.tokens.ids[:] += 100 * number
+    texts = Texts.of([(each, np.arange(len(each.tokens))) for each in requests])
+    chosen = data.draw(st.lists(st.sampled_from(range(len(texts))), min_size=1, unique=True))
+    found = texts[np.array(chosen)]
+    batch = found.batch()
+    wanted = [piece.request.tokens[piece.place].tolist() for piece in pieces(found)]
+    assert [ids.tolist() for ids in batch] == wanted
+    assert batch.lengths.tolist() == [len(ids) for ids in wanted] == found.lengths.tolist()
+    assert set(found.requests) == {piece.request for piece in pieces(found)}

@@ -12,6 +12,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from app.src.core.device import BUILDS
+from app.src.observe.gpu import FIRST_LOOK_SECONDS
 from app.src.settings import Settings
 from app.src.settings.variables import GUIDE_VARIABLES, VARIABLES
 
@@ -206,6 +207,22 @@ def test_health_checks_and_who_waits_for_whom(name: str) -> None:
         assert service["image"].endswith("-distroless}"), "has no shell for one"
     else:
         assert service["healthcheck"]["test"][0] == "CMD"
+
+
+def test_a_first_start_on_a_slow_disk_is_waited_for() -> None:
+    """The look at the card and two minutes of loading, then three failed checks before the deployment gives up."""
+    dockerfile, release = (
+        (ROOT / name).read_text(encoding="utf-8") for name in ("Dockerfile.t4", "scripts/lib/deploy/release.sh")
+    )
+    period = re.search(r"--interval=(\d+)s .*--start-period=(\d+)s --retries=(\d+)", dockerfile)
+    patience = re.search(r"OWL_DEPLOY_WAIT:-(\d+)", release)
+    assert period
+    assert patience
+    interval, start, retries = map(int, period.groups())
+    assert start >= FIRST_LOOK_SECONDS + 120
+    assert int(patience[1]) >= start + interval * retries
+    check = SERVICES["worker"]["healthcheck"]
+    assert (check["interval"], check["start_period"], check["retries"]) == (f"{interval}s", f"{start}s", retries)
 
 
 @each

@@ -1,13 +1,21 @@
-"""What Dockerfile.t4 promises, read from the file: no image was built here. What its commands do is tested by running
-them, in tests/surface/test_containers.py.
+"""What Dockerfile.t4 promises, read from the file, and its steps run in a folder: no image was built here. What the
+image's commands do is tested in tests/surface/test_containers.py.
 """
 
 from __future__ import annotations
 
+import json
+import os
 import re
+import shlex
+import shutil
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCKERFILE = (ROOT / "Dockerfile.t4").read_text(encoding="utf-8")
@@ -34,11 +42,29 @@ def copied() -> set[str]:
     return {source for line in lines for source in line.split()[:-1]}
 
 
-def test_everything_copied_exists_and_reaches_the_build() -> None:
-    allowed = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
+def sent(path: str) -> bool:
+    """Whether the build receives it: the last line of .dockerignore that matches it or a folder above decides."""
+    parts, answer = path.split("/"), True
+    for line in (ROOT / ".dockerignore").read_text().splitlines():
+        pattern = re.escape(line.lstrip("!").rstrip("/")).replace(r"\*\*/", "(?:.*/)?").replace(r"\*", "[^/]*")
+        if any(re.fullmatch(pattern, "/".join(parts[:depth])) for depth in range(1, len(parts) + 1)):
+            answer = line.startswith("!")
+    return answer
+
+
+def context() -> list[str]:
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True)
+    return [path for path in listed.stdout.splitlines() if sent(path)]
+
+
+def test_the_build_receives_what_it_copies_and_nothing_else() -> None:
+    files = context()
     for source in copied():
-        assert (ROOT / source).exists()
-        assert any(source == name or source.startswith(name + "/") for name in allowed), source
+        assert any(file == source or file.startswith(source + "/") for file in files), source
+    for file in files:
+        assert any(file == source or file.startswith(source + "/") for source in copied()), file
+    for never in (".env", "app/.env.local", "secrets/keys.json", "app/src/__pycache__/x.pyc", "scripts/keys"):
+        assert not sent(never), never
 
 
 def test_build_context_holds_no_secret() -> None:
@@ -132,3 +158,81 @@ def test_labels_say_what_it_is() -> None:
     assert said["revision"] == "${REVISION}"
     assert PROJECT["license"] in said["licenses"]
     assert "hdbcli" in said["licenses"]
+
+
+# ---------------------------------------------------------------------------------------------------- steps in a folder
+
+
+class Steps:
+    """Runs steps of Dockerfile.t4 with `root` in place of `/`."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        for name in ("build", "data", "bin", "context"):
+            (root / name).mkdir()
+        # A script and no link: a venv looks for its library beside the Python that made it.
+        python = root / "bin/python"
+        python.write_text(f'#!/bin/sh\nexec {shlex.quote(os.path.realpath(sys.executable))} "$@"\n')
+        python.chmod(0o755)
+        pip = {name: value for name, value in os.environ.items() if name.startswith(("PIP_", "SSL_"))}
+        self.variables = {"PATH": f"{root}/bin:/usr/bin:/bin", "HOME": str(root), **pip}
+
+    def here(self, text: str) -> str:
+        return re.sub(r"(?<![\w./])/(?=(opt|build|app|data|models)\b)", f"{self.root}/", text)
+
+    def set_variables(self, line: str) -> None:
+        for word in shlex.split(self.here(line)):
+            name, _, value = word.partition("=")
+            self.variables[name] = value.replace("$PATH", self.variables["PATH"])
+
+    def copy(self, line: str) -> None:
+        *sources, target = line.split()
+        for source in sources:
+            for file in (file for file in context() if file == source or file.startswith(source + "/")):
+                inside = Path(file).relative_to(source) if file != source else Path(Path(file).name)
+                place = self.root / "build" / (target if file != source else ".") / inside
+                place.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy(ROOT / file, place)
+                place.chmod(0o600)  # as a checkout with a strict umask has it
+
+    def run(self, command: str, folder: str) -> str:
+        command = re.sub(r"--mount=\S+", "", command)
+        done = subprocess.run(
+            ["sh", "-c", self.here(command)],
+            cwd=self.root / folder,
+            env=self.variables,
+            umask=0o022,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
+        return done.stdout
+
+
+@pytest.mark.slow
+def test_our_wheel_is_built_and_runs_as_the_dockerfile_does_it(tmp_path: Path) -> None:
+    """All steps but the 3 GB of packages, for which those of this environment stand in."""
+    steps = Steps(tmp_path)
+    for word, line in re.findall(r"^(RUN|ENV|COPY) (.*)$", stages()["distribution"].replace("\\\n", " "), re.M):
+        {"RUN": lambda line: steps.run(line, "build"), "ENV": steps.set_variables, "COPY": steps.copy}[word](line)
+    shutil.rmtree(tmp_path / "opt/venv")  # the tools stay behind
+    steps.run(instructions("build", "RUN")[0], "build")
+    (library,) = (tmp_path / "opt/venv/lib").glob("python*/site-packages")
+    (library / "packages.pth").write_text("\n".join(path for path in sys.path if path.endswith("site-packages")))
+
+    (environment,) = instructions("runtime", "ENV")
+    steps.set_variables(environment)
+    for command in instructions("runtime", "RUN")[1:]:  # the first one makes the user
+        steps.run(command, "data")
+
+    shipped = [file for file in context() if file.startswith(("app/", "connector/"))]
+    assert [file for file in shipped if not (tmp_path / "app" / file).is_file()] == []
+    for path in (tmp_path / "app").rglob("*"):
+        assert path.stat().st_mode & 0o005 == 0o005 or (path.is_file() and path.stat().st_mode & 0o004), path
+    entry = " ".join(json.loads(instructions("runtime", "ENTRYPOINT")[0]))
+    assert steps.run('python -c "import app; print(app.__file__)"', "data").startswith(f"{tmp_path}/app/app/")
+    for command in (entry, "owl-sap"):
+        assert PROJECT["version"] in steps.run(f"{command} --version", "data")
+    (tmp_path / "data/texts").write_text("steel bolt\n")
+    assert steps.run(f"{entry} embed texts", "data").count(",") > 300

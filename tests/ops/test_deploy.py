@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import socket
 from collections.abc import Callable
@@ -9,6 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+
+from tests.slow import slow
 
 if TYPE_CHECKING:
     from tests.ops.conftest import Host
@@ -289,13 +292,15 @@ def test_deploys_in_order_and_says_where_it_is(host: Host) -> None:
     assert "measured: Tesla T4" in result.stdout
     assert "search in materials: 3 hits" in result.stdout
     done = [line for line in acts(host) if line.startswith("docker")]
+    confined = "--user 10001:10001 --read-only"
     starts = [
         f"{COMPOSE} build",
         "docker run --rm --gpus all --network none --entrypoint nvidia-smi owl-sap-connector:t4 -L",
+        f"docker run --rm --network none {confined} --cap-drop ALL",
         "docker run --rm --network none --user 0:0 --cap-drop ALL",
+        f"docker run --rm --gpus device=0 --network none {confined} --tmpfs /tmp --cap-drop ALL",
         f"{COMPOSE} up -d --no-build",
-        "docker exec owl-sap-connector-t4 sh -c python -m app.src.core.t4_gpu_optimizer --json",
-        "docker run --rm --network host --user 10001:10001 --read-only --cap-drop ALL",
+        f"docker run --rm --network host {confined} --cap-drop ALL",
     ]
     assert len(done) == len(starts)
     for line, start in zip(done, starts, strict=True):
@@ -443,14 +448,63 @@ def test_dry_run_changes_nothing(host: Host) -> None:
     assert sorted(host.folder.rglob("*")) == sorted({*before, host.folder / "stub.log"})
 
 
+def test_the_measurement_ends_in_its_container_within_the_bound_that_is_said(host: Host) -> None:
+    """Without `timeout` inside, the docker client alone would end."""
+    result = host.run(SCRIPT)
+    told = re.search(r"measuring the card \((\d+) s at most", result.stdout)
+    assert told
+    (line,) = (each for each in host.log.splitlines() if "t4_gpu_optimizer" in each)
+    assert f" --entrypoint timeout owl-sap-connector:t4 -k 10 {told[1]} sh -c " in line
+    assert " --memory 6g " in line
+
+
 @pytest.mark.slow
 def test_a_failed_measurement_does_not_fail_the_deployment(host: Host) -> None:
     host.variables["STUB_MEASURE"] = "fails"
     result = host.run(SCRIPT)
     assert result.returncode == 0, result.stderr
-    assert "note: the card could not be measured" in result.stdout
+    assert "note: the card could not be measured; .owl-deploy/deploy.log says why." in result.stdout
+    assert "out of memory" in (host.folder / ".owl-deploy/deploy.log").read_text()
     host.variables["OWL_DEPLOY_MEASURE"] = "no"
     assert "measur" not in host.run(SCRIPT).stdout
+
+
+def test_a_card_in_use_is_not_measured_and_torch_is_read_before_anything_is_replaced(host: Host) -> None:
+    running(host, "sha256:zero")
+    host.variables |= {"STUB_BUSY": "4711", "STUB_TORCH": "fails"}
+    refused = host.run(SCRIPT)
+    assert refused.returncode == 1
+    assert "torch could not be loaded from the image within 10 minutes" in refused.stderr
+    assert recreated(host) == []
+    host.variables["STUB_TORCH"] = "works"
+    result = host.run(SCRIPT)
+    assert result.returncode == 0, result.stderr
+    assert "note: the card is in use, so it was not measured." in result.stdout
+    assert "t4_gpu_optimizer" not in host.log
+
+
+@pytest.mark.parametrize(("free", "code"), [("29", 1), ("31", 0)])
+def test_the_disk_holds_what_the_build_writes(host: Host, free: str, code: int) -> None:
+    host.stub("df", f"#!/usr/bin/env bash\nprintf 'head\n/dev/sda 0 0 %s 0 /\n' $(({free} * 1048576))\n")
+    result = host.run(SCRIPT, "--dry-run")
+    assert result.returncode == code
+    assert ("29 GiB free in /, the build needs 30" in result.stderr) == bool(code)
+
+
+@pytest.mark.parametrize(
+    ("processors", "given", "worker"), [("16", "", "14"), ("4", "", "2"), *slow(("", "", "2"), ("16", "3", "3"))]
+)
+def test_the_worker_gets_the_processors_that_the_service_leaves(
+    host: Host, processors: str, given: str, worker: str
+) -> None:
+    shebang, rest = (host.bin / "docker").read_text().split("\n", 1)
+    tell = '[[ "$*" != *"up -d"* ]] || printf "worker: %s\n" "${OWL_WORKER_CPUS-}" >>"$STUB_LOG"'
+    host.stub("docker", f"{shebang}\n{tell}\n{rest}")
+    host.variables["STUB_PROCESSORS"] = processors or "unknown"
+    with (host.folder / ".env").open("a") as env:
+        env.write(f"OWL_WORKER_CPUS={given}\n")
+    assert host.run(SCRIPT).returncode == 0
+    assert f"worker: {worker}\n" in host.log
 
 
 def test_unsynchronised_clock_is_noted(host: Host) -> None:

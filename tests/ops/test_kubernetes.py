@@ -17,6 +17,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from ruamel.yaml import YAML
 
+from app.src.observe.gpu import FIRST_LOOK_SECONDS
 from app.src.observe.metrics import Metrics
 from app.src.settings import Settings, SettingsError, load
 
@@ -264,8 +265,8 @@ def test_probes_name_ports_and_routes_that_there_are(deployment: Document) -> No
         assert ports == {"metrics": int(variables["OWL_SAP_WORKER__METRICS_PORT"])}
         assert variables["OWL_SAP_WORKER__METRICS_HOST"] == "0.0.0.0"
         assert all("exec" in probe for probe in probes.values())
-    # Loading a model takes minutes on a slow volume; a hanging store must not have the pod killed.
-    assert probes["startup"]["failureThreshold"] * probes["startup"]["periodSeconds"] >= 300
+    # Reading torch and loading a model take minutes on a slow volume; a hanging store must not have the pod killed.
+    assert probes["startup"]["failureThreshold"] * probes["startup"]["periodSeconds"] >= FIRST_LOOK_SECONDS + 300
     assert probes["liveness"]["failureThreshold"] * probes["liveness"]["periodSeconds"] >= 60
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,34 @@ def test_torch_is_the_one_for_the_driver(cuda: str) -> None:
     assert any(name.endswith(f"-cu{cuda}") for name in base), "its CUDA libraries come with it"
     other = {"13": "-cu12", "12": "-cu13"}[cuda]
     assert not any(name.endswith(other) for name in base)
+
+
+@CUDA
+def test_the_cuda_libraries_are_of_the_line_that_torch_was_built_with(cuda: str) -> None:
+    """Those that CUDA numbers by its own release. The bindings are Python's, of the same major version."""
+    base = locked(f"cuda{cuda}.txt")
+    numbered = ("cuda-toolkit", "nvidia-cuda-", "nvidia-nvtx", "nvidia-nvjitlink")
+    lines = {name: pin.version.release[:2] for name, pin in base.items() if name.startswith(numbered)}
+    assert len(lines) >= 5
+    assert set(lines.values()) == {{"13": (13, 0), "12": (12, 8)}[cuda]}, lines
+    assert base["cuda-bindings"].version.major == int(cuda)
+
+
+@pytest.mark.slow
+@CUDA
+def test_every_pin_is_what_the_packages_themselves_require(cuda: str, tmp_path: Path) -> None:
+    """From the metadata on PyPI: torch's pins of nvidia-* among them. They are installed with --no-deps."""
+    pinned = locked(f"cuda{cuda}.txt", *(f"cuda{cuda}-{extra}.txt" for extra in locks.EXTRAS))
+    source, lines = tmp_path / "all.in", [f"{name}=={pin.version}" for name, pin in pinned.items()]
+    source.write_text("\n".join(lines))
+    resolved = locks.resolve(source, tmp_path / "all.txt", [], [])
+    assert {name: pin.version for name, pin in resolved.items()} == {name: pin.version for name, pin in pinned.items()}
+    changed = [line for line in lines if not line.startswith("nvidia-cublas")]
+    source.write_text(
+        "\n".join([*changed, {"13": "nvidia-cublas==13.0.2.14", "12": "nvidia-cublas-cu12==12.9.1.4"}[cuda]])
+    )
+    with pytest.raises(subprocess.CalledProcessError):
+        locks.resolve(source, tmp_path / "changed.txt", [], [])
 
 
 @CUDA

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import http.server
 import json
+import os
 import re
 import socket
 import ssl
@@ -22,6 +23,7 @@ import pytest
 import trustme
 from ruamel.yaml import YAML
 
+from app.src.cli import processes
 from app.src.cli.processes import until_over
 from app.src.core import first_look
 from app.src.core.device import DeviceProfile, DeviceUnavailable
@@ -335,6 +337,7 @@ class Ended:
 
     def __init__(self, spent: int, stuck_at: int | None = None) -> None:
         self.looks, self.spent, self.stuck_at = 0, spent, stuck_at
+        self.probes = 0
         self.jobs = self.readiness = self
 
     def wait_spent(self, _seconds: float) -> bool:
@@ -348,3 +351,25 @@ class Ended:
 def test_a_worker_ends_when_its_engine_is_beyond_help() -> None:
     assert until_over(cast("Any", Ended(3)), None, 0.0) is None
     assert until_over(cast("Any", Ended(9, stuck_at=2)), None, 0.0) == "the engine stands still"
+    assert until_over(cast("Any", Ended(3, stuck_at=4)), None, 0.0) == "the engine stands still", "not: all jobs done"
+
+
+def test_a_worker_asks_its_engine_and_shows_no_life_while_it_does_not_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    beat, seen = tmp_path / "beat", list[bool]()
+
+    class Sick(Ended):
+        def probe_engine(self) -> None:
+            self.probes += 1
+            if self.probes in (2, 3):
+                raise RuntimeError("no answer")
+
+        def wait_spent(self, seconds: float) -> bool:
+            seen.append(beat.stat().st_mtime > 1)
+            os.utime(beat, (1, 1))
+            return super().wait_spent(seconds)
+
+    monkeypatch.setattr(processes, "_PROBE_SECONDS", 0.0)
+    assert until_over(cast("Any", Sick(4)), beat, 0.0) is None
+    assert seen == [True, True, False, False, True]

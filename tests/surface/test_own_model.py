@@ -190,6 +190,28 @@ def test_who_asks_for_a_gpu_is_told_by_a_model_of_its_own_too(
         service.close()
 
 
+@pytest.mark.parametrize("on", [True, False])
+def test_experimental_kernels_are_switched_for_each_model(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, on: bool
+) -> None:
+    given: list[engines.EngineOptions] = []
+    inner = engines.load_engine
+
+    def load(options: engines.EngineOptions, *more: Any) -> EmbeddingEngine:
+        given.append(options)
+        return inner(options, *more)
+
+    monkeypatch.setattr(engines, "load_engine", load)
+    wanted = settings.embedding.model_copy(update={"experimental_kernels": on})
+    service = Service(settings.model_copy(update={"embedding": wanted}))
+    try:
+        service.parts.embedder_for("own")
+        service.parts.embedder_for("plain")
+    finally:
+        service.close()
+    assert [options.experimental_kernels for options in given] == [on, on]
+
+
 def test_one_that_is_loaded_waits_for_no_other(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     there = service.parts.embedder_for("own")
     loading, go_on = threading.Event(), threading.Event()

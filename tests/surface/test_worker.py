@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -162,3 +163,65 @@ def test_one_collections_failure_never_stops_anothers(scene: Scene) -> None:
     assert "NOT_THERE" in reports["broken"]["error"]
     assert "broken: " in errors
     assert (reports["rows"]["error"], reports["rows"]["read"]) == (None, scene.rows)
+
+
+# The worker with a card that fails at the batch of this number, and at every one after it.
+FAILING = """
+import sys
+from app.src.cli import main
+from app.src.core.backends import DeviceFailed
+from app.src.core.backends.hashing import HashingBackend
+
+left, forward = int(sys.argv.pop(1)), HashingBackend.forward
+
+def fail(*arguments, **options):
+    global left
+    left -= 1
+    if left < 1:
+        raise DeviceFailed("the GPU computes nothing more in this process: CUDA error: unspecified launch failure")
+    return forward(*arguments, **options)
+
+HashingBackend.forward = fail
+main()
+"""
+
+
+def failing(scene: Scene, batch: int, *verb: str, **more: str) -> subprocess.Popen[str]:
+    pipe = subprocess.PIPE
+    words = [sys.executable, "-c", FAILING, str(batch), *verb]
+    return subprocess.Popen(words, cwd=scene.folder, env=scene.variables() | more, stdout=pipe, stderr=pipe, text=True)
+
+
+@pytest.mark.proves(20, 29)
+def test_a_worker_whose_gpu_fails_ends_and_the_next_one_goes_on(scene: Scene) -> None:
+    """With 4, which its supervisor restarts; no row is set aside, and what was stored is kept."""
+    batchwise = {"OWL_SAP_SYNC__PAGE_ROWS": "3", "OWL_SAP_SYNC__WINDOW": "3"}
+    job = ""
+    with api(scene, **API_ALONE) as client:
+        job = client.post(f"/v1/collections/{NAME}/sync", json={"full": True}).json()["job"]
+        with failing(scene, 5, "worker", **batchwise) as process:
+            _, errors = process.communicate(timeout=60)
+        assert (process.returncode, "Traceback" in errors) == (4, False), errors
+        assert "unspecified launch failure" in errors
+        assert "for a supervisor to start it again" in errors
+        left = client.get(f"/v1/jobs/{job}").json()
+        assert (left["state"], left["attempts"], left["error"]) == ("queued", 1, None)
+        assert "unspecified launch failure" in left["note"]
+        assert client.get(f"/v1/collections/{NAME}/quarantine").json() == []
+        stored = len(scene.sound())
+        assert 0 < stored < scene.rows
+        with running(scene, "worker"):
+            record = ended(client, job)
+    assert (record["state"], record["attempts"]) == ("succeeded", 2), record["error"]
+    assert (record["result"]["unchanged"], record["result"]["quarantined"]) == (stored, 0)
+    assert scene.cli("verify", NAME)[0] == 0
+
+
+def test_a_sync_of_the_command_line_says_what_to_do(scene: Scene) -> None:
+    with failing(scene, 2, "sync", NAME, OWL_SAP_SYNC__PAGE_ROWS="3", OWL_SAP_SYNC__WINDOW="3") as process:
+        _, errors = process.communicate(timeout=60)
+    assert (process.returncode, "Traceback" in errors) == (4, False), errors
+    assert "unspecified launch failure" in errors
+    assert "OWL-4014" in errors
+    assert scene.cli("sync", NAME)[0] == 0
+    assert scene.cli("verify", NAME)[0] == 0

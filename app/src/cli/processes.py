@@ -52,6 +52,7 @@ def serve(
 # The worker is unhealthy after this many seconds without a poll for jobs. It polls every second, but a locked file or a
 # full disk may interrupt the polls for a while.
 _LOOKED_SECONDS = 30.0
+_PROBE_SECONDS = 20.0  # between two probes of the engine
 
 
 @verb(app, "worker")
@@ -88,15 +89,23 @@ def worker() -> int:
 
 
 def until_over(service: Service, heartbeat: Path | None, look_seconds: float = 1.0) -> str | None:
-    """Wait and write heartbeats. Return None once all allowed jobs are over, or the reason once the engine cannot
-    recover."""
+    """Wait, probe the engine, and write heartbeats while it answers. Return None once all allowed jobs are over, or the
+    reason once the engine cannot recover."""
+    probed, answers = time.monotonic(), True
     with health_.beating(heartbeat) as beat:
         while not service.jobs.wait_spent(look_seconds):
+            if time.monotonic() - probed >= _PROBE_SECONDS:
+                try:
+                    service.readiness.probe_engine()
+                    answers = True
+                except Exception:  # any error: `beyond_help` counts them
+                    answers = False
+                probed = time.monotonic()
             if stuck := service.readiness.beyond_help():
                 return stuck
-            if service.jobs.looked_ago < _LOOKED_SECONDS:
+            if answers and service.jobs.looked_ago < _LOOKED_SECONDS:
                 beat()
-    return None
+    return service.readiness.beyond_help()
 
 
 Role = Annotated[Literal["serve", "worker"], typer.Argument(help="Which process of a container.")]
@@ -104,7 +113,7 @@ Role = Annotated[Literal["serve", "worker"], typer.Argument(help="Which process 
 
 @verb(app, "start")
 def start(role: Role = "serve") -> int:
-    """Start `serve` or `worker` in a container. Checks the GPU first (one minute at most) and prints which device
+    """Start `serve` or `worker` in a container. Checks the GPU first (three minutes at most) and prints which device
     computes and why; exits 1 where a GPU is required (USE_GPU=true) and missing."""
     from app.src.observe import gpu
 

@@ -11,13 +11,14 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, get_args
 
 import numpy as np
+from numpy.typing import NDArray
 
 from .agreement import usable
 from .backends import Backend, DeviceFailed, EngineClosed, EngineError, OutOfMemory, Pause, Running, TokenBatch, Vectors
@@ -126,21 +127,21 @@ class BatchRunner:
         self._counting = threading.Lock()
         self._stats = EngineStats()
 
-    def plan(self, lengths: Sequence[int], budget: int | None = None) -> list[list[int]]:
+    def plan(self, lengths: NDArray[np.intp], budget: int | None = None) -> list[NDArray[np.intp]]:
         """Return positions grouped into batches that fit the device, longest first."""
         budget = self.memory.token_budget if budget is None else budget
         return plan_batches(lengths, budget, self._multiple, packed=self._packed)
 
-    def smaller(self, lengths: Sequence[int]) -> list[list[int]]:
+    def smaller(self, lengths: NDArray[np.intp]) -> list[NDArray[np.intp]]:
         """Split a batch that ran out of memory, and plan later batches smaller, too."""
         plan = self.plan(lengths, self.memory.shrink(self._cost(lengths)))
         if len(plan) == 1:  # the batch fits even the smallest budget
             plan = [plan[0][: len(lengths) // 2], plan[0][len(lengths) // 2 :]]
         return plan
 
-    def _cost(self, lengths: Sequence[int]) -> int:
+    def _cost(self, lengths: NDArray[np.intp]) -> int:
         """Return how many tokens of the budget a batch uses."""
-        return sum(lengths) if self._packed else padded(max(lengths), self._multiple) * len(lengths)
+        return int(lengths.sum()) if self._packed else padded(int(lengths.max()), self._multiple) * len(lengths)
 
     def begin(self, batch: TokenBatch, pause: Pause | None = None) -> Running:
         """Launch a batch; if `ahead` is 0, calling the result computes it. `pause` is called `steps` - 1 times
@@ -221,10 +222,9 @@ class BatchRunner:
             self._stats = replace(self._stats, **{name: getattr(self._stats, name) + more[name] for name in more})
 
     def _count_batch(self, batch: TokenBatch, seconds: float, recomputed: int) -> None:
-        lengths = batch.lengths.tolist()
-        cost = self._cost(lengths)
+        cost = self._cost(batch.lengths)
         self.memory.succeeded(cost)
-        self.count(batches=1, tokens=sum(lengths), padded_tokens=cost, compute_seconds=seconds, recomputed=recomputed)
+        self.count(batches=1, tokens=batch.tokens, padded_tokens=cost, compute_seconds=seconds, recomputed=recomputed)
 
     def check_open(self) -> None:
         if self._closed:
@@ -267,25 +267,96 @@ class Request:
     missing: int = 0  # texts without a vector
     queued_texts: int = 0
     queued_tokens: int = 0
-    unplanned: list[Piece] = field(default_factory=list)  # shortest first
+    planned: int = 0  # texts that were put into batches, the longest first
+    _order: NDArray[np.intp] = field(init=False)  # positions, the longest text first
+    _costs: NDArray[np.intp] = field(init=False)  # tokens of the texts up to each position of `_order`
 
     def __post_init__(self) -> None:
-        lengths = self.tokens.lengths.tolist()
+        lengths = self.tokens.lengths
         self.missing = len(lengths)
-        pieces = (Piece(self, place, length) for place, length in enumerate(lengths))
-        self.unplanned = sorted(pieces, key=lambda piece: piece.length)
+        self._order = np.argsort(lengths, kind="stable")[::-1]
+        self._costs = np.maximum(lengths[self._order], 1).cumsum()
 
     @property
     def waits(self) -> bool:
-        return bool(self.unplanned) and not self.over
+        return self.planned < len(self._order) and not self.over
+
+    def take(self, tokens: int) -> tuple[NDArray[np.intp], int]:
+        """Plan the longest texts that wait until they have so many tokens, at least one; return their positions and
+        tokens."""
+        start, done = self.planned, int(self._costs[self.planned - 1]) if self.planned else 0
+        end = int(np.searchsorted(self._costs, done + tokens)) + 1
+        self.planned = min(end, len(self._order))
+        return self._order[start : self.planned], int(self._costs[self.planned - 1]) - done
 
 
-class Piece(NamedTuple):
-    """One text of a request."""
+class Texts:
+    """Texts of one or more requests, in an order. Text i is text `places[i]` of the request `requests[owners[i]]`."""
 
-    request: Request
-    place: int
-    length: int
+    __slots__ = ("lengths", "owners", "places", "requests")
+
+    def __init__(
+        self, requests: Sequence[Request], owners: NDArray[np.intp], places: NDArray[np.intp], lengths: NDArray[np.intp]
+    ) -> None:
+        self.requests, self.owners, self.places, self.lengths = requests, owners, places, lengths
+
+    @classmethod
+    def of(cls, parts: Sequence[tuple[Request, NDArray[np.intp]]]) -> Texts:
+        """Join texts of different requests."""
+        if not parts:
+            return cls((), *[np.zeros(0, dtype=np.intp)] * 3)
+        return cls(
+            [request for request, _ in parts],
+            np.repeat(np.arange(len(parts)), [len(places) for _, places in parts]),
+            np.concatenate([places for _, places in parts]),
+            np.concatenate([request.tokens.lengths[places] for request, places in parts]),
+        )
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def __getitem__(self, which: slice | NDArray[np.intp] | NDArray[np.bool_]) -> Texts:
+        requests, owners = self.requests, self.owners[which]
+        if len(requests) > 1:
+            present, owners = np.unique(owners, return_inverse=True)
+            requests = [requests[owner] for owner in present.tolist()]
+        return Texts(requests, owners, self.places[which], self.lengths[which])
+
+    @property
+    def tokens(self) -> int:
+        return int(self.lengths.sum())
+
+    def wanted(self) -> Texts:
+        """Return the texts of requests that are not over."""
+        over = [request.over for request in self.requests]
+        return self[~np.array(over)[self.owners]] if any(over) else self
+
+    def by_request(self) -> Iterator[tuple[Request, NDArray[np.intp]]]:
+        """Yield each request and the indices of its texts."""
+        if len(self.requests) <= 1:
+            yield from ((request, np.arange(len(self))) for request in self.requests)
+            return
+        order = np.argsort(self.owners, kind="stable")
+        ends = np.bincount(self.owners, minlength=len(self.requests)).cumsum()
+        yield from zip(self.requests, np.split(order, ends[:-1]), strict=True)
+
+    def batch(self) -> TokenBatch:
+        """Copy the token ids."""
+        if len(self.requests) == 1:
+            return self.requests[0].tokens.select(self.places)
+        parts, count = [], 0
+        indices = np.empty(len(self), dtype=np.intp)
+        for request, own in self.by_request():
+            tokens, places = request.tokens, self.places[own]
+            if 2 * len(own) < len(tokens):
+                tokens, places = tokens.select(places), np.arange(len(own))
+            indices[own] = places + count
+            parts.append(tokens)
+            count += len(tokens)
+        return TokenBatch.joined(parts).select(indices)
+
+
+Plan = Callable[[NDArray[np.intp]], list[NDArray[np.intp]]]  # lengths of texts -> their positions, by batches
 
 
 class LaneQueue:
@@ -293,7 +364,7 @@ class LaneQueue:
 
     def __init__(self) -> None:
         self._requests: deque[Request] = deque()
-        self._planned: deque[list[Piece]] = deque()
+        self._planned: deque[Texts] = deque()
         self.texts = 0
         self.tokens = 0
         self.bounded_tokens = 0
@@ -306,30 +377,28 @@ class LaneQueue:
         """Stop counting a request that is over."""
         self._count(request, -request.queued_texts, -request.queued_tokens)
 
-    def take(self, plan: Callable[[Sequence[int]], list[list[int]]], budget: int, most: int) -> list[Piece]:
-        """Return the next batch, with at most `most` tokens or a single text; [] if no text waits.
+    def take(self, plan: Plan, budget: int, most: int) -> Texts:
+        """Return the next batch, with at most `most` tokens or a single text; an empty one if no text waits.
 
         `plan` divides a window of WINDOW times `budget` tokens into batches. Requests share a window equally, in the
         order of arrival, so a small request never waits for the whole of a large one.
         """
         while self._planned or self._plan(plan, WINDOW * budget):
-            batch = [piece for piece in self._planned.popleft() if not piece.request.over]
-            used = 0  # the batch may have been planned for a larger budget, before memory ran out
-            for place, piece in enumerate(batch):
-                used += piece.length
-                if used > most and place:
-                    self._planned.appendleft(batch[place:])
-                    batch = batch[:place]
-                    break
-            for piece in batch:
-                self._count(piece.request, -1, -piece.length)
-            if batch:
+            batch = self._planned.popleft().wanted()
+            # The batch may have been planned for a larger budget, before memory ran out.
+            end = max(1, int(np.searchsorted(batch.lengths.cumsum(), most, side="right")))
+            if end < len(batch):
+                self._planned.appendleft(batch[end:])
+                batch = batch[:end]
+            for request, own in batch.by_request():
+                self._count(request, -len(own), -int(batch.lengths[own].sum()))
+            if len(batch):
                 return batch
-        return []
+        return Texts.of([])
 
     def drain(self) -> list[Request]:
         """Remove and return all requests that are not over."""
-        planned = (piece.request for batch in self._planned for piece in batch)
+        planned = (request for batch in self._planned for request in batch.requests)
         found = [request for request in dict.fromkeys([*planned, *self._requests]) if not request.over]
         self._requests.clear()
         self._planned.clear()
@@ -342,30 +411,30 @@ class LaneQueue:
         self.tokens += tokens
         self.bounded_tokens += tokens if request.bounded else 0
 
-    def _plan(self, plan: Callable[[Sequence[int]], list[list[int]]], window: int) -> bool:
+    def _plan(self, plan: Plan, window: int) -> bool:
         """Plan one window; False if no text waits."""
         share = max(1, window // max(1, len(self._requests)))
-        pieces: list[Piece] = []
+        parts: list[tuple[Request, NDArray[np.intp]]] = []
         for _ in range(len(self._requests)):
             if window <= 0:
                 break
             request = self._requests.popleft()
-            left = min(share, window)
-            while request.waits and left > 0:  # at least one, the longest first
-                pieces.append(request.unplanned.pop())
-                left -= max(1, pieces[-1].length)
-                window -= max(1, pieces[-1].length)
+            if request.waits:
+                places, tokens = request.take(min(share, window))
+                parts.append((request, places))
+                window -= tokens
             if request.waits:
                 self._requests.append(request)
+        texts = Texts.of(parts)
         try:
-            planned = [[pieces[place] for place in batch] for batch in plan([piece.length for piece in pieces])]
+            planned = [texts[places] for places in plan(texts.lengths)]
         except BaseException:
-            self._planned.append(pieces)  # so that `drain` returns their requests
+            self._planned.append(texts)  # so that `drain` returns their requests
             raise
-        if len(planned) > 1 and len(self._requests) == 1 and all(piece.request.waits for piece in planned[-1]):
-            self._requests[0].unplanned += reversed(planned.pop())  # the next window fills this batch up
+        if len(planned) > 1 and len(self._requests) == 1 and planned[-1].requests == [self._requests[0]]:
+            self._requests[0].planned -= len(planned.pop())  # the next window fills this batch up
         self._planned.extend(planned)
-        return bool(pieces)
+        return bool(parts)
 
 
 # ----------------------------------------------------------------------------------------------------------- the queue
@@ -373,11 +442,11 @@ class LaneQueue:
 
 @dataclass(frozen=True, slots=True)
 class _Batch:
-    """A started batch. `wanted`: pieces of unfinished requests; `passed_seconds`: the queue's total at the start."""
+    """A started batch. `wanted`: texts of unfinished requests; `passed_seconds`: the queue's total at the start."""
 
     lane: Lane
-    pieces: list[Piece]
-    wanted: Sequence[Piece]
+    texts: Texts
+    wanted: Texts
     running: Running | None
     begun: float
     passed_seconds: float
@@ -398,7 +467,7 @@ class EmbeddingQueue:
         self._run_seconds = 0.0  # of interactive batches in a row while bulk texts waited
         self._thread: threading.Thread | None = None
         # Batches in progress: one, and possibly the next one launched ahead, or an interactive one within a bulk one.
-        self._in_progress: list[list[Piece]] = []
+        self._in_progress: list[Texts] = []
         self._passed_seconds = 0.0  # of interactive batches computed within bulk ones
         self._landed = -math.inf  # when the last batch was done
         self._interactive_at = -math.inf  # when the last interactive request arrived
@@ -487,7 +556,6 @@ class EmbeddingQueue:
             if request.over:
                 return False
             request.over = True
-            request.unplanned.clear()
             left = request.queued_texts
             self._lanes[request.lane].forget(request)
         if left:
@@ -538,7 +606,7 @@ class EmbeddingQueue:
         return sum(lane.texts for lane in self._lanes.values())
 
     def _abandoned(self) -> list[Request]:
-        lost = dict.fromkeys(piece.request for batch in self._in_progress for piece in batch)
+        lost = dict.fromkeys(request for batch in self._in_progress for request in batch.requests)
         self._in_progress = []
         return list(lost)
 
@@ -563,7 +631,7 @@ class EmbeddingQueue:
                     self._ensure_thread()
             self._lose(lost, error)
 
-    def _next(self, *, wait: bool = True) -> tuple[Lane, list[Piece]] | None:
+    def _next(self, *, wait: bool = True) -> tuple[Lane, Texts] | None:
         """Return the next batch, or None if no text is ready; with `wait`, None means that the thread must end."""
         with self._changed:
             while not self._closed:
@@ -572,7 +640,7 @@ class EmbeddingQueue:
                     bulk = self._lanes["bulk"].texts > 0
                     first = self._lanes["interactive"].texts and not (bulk and self._run_seconds >= RUN_SECONDS)
                     lane: Lane = "interactive" if first else "bulk"
-                    if batch := self._take(lane):
+                    if len(batch := self._take(lane)):
                         return lane, batch
                     if 0 < self._waiting() < before:
                         continue  # requests that could not be planned have failed; others still wait
@@ -584,7 +652,7 @@ class EmbeddingQueue:
                 self._thread = None
             return None
 
-    def _take(self, lane: Lane) -> list[Piece]:
+    def _take(self, lane: Lane) -> Texts:
         runner, budget = self._runner, self._runner.memory.token_budget
         most = budget
         if lane == "bulk" and self.clock() - self._interactive_at < RECENT_SECONDS:
@@ -595,8 +663,8 @@ class EmbeddingQueue:
         except Exception as error:  # such as MemoryError; without an answer these requests would wait forever
             for request in self._lanes[lane].drain():
                 self._fail(request, error)
-            return []
-        if batch:
+            return Texts.of([])
+        if len(batch):
             if not self._in_progress:
                 self._progress_at = self.clock()
             self._in_progress.append(batch)
@@ -608,27 +676,26 @@ class EmbeddingQueue:
             with self._changed:
                 if self._closed or self._run_seconds >= RUN_SECONDS:
                     return
-                pieces = self._take("interactive")
-            if pieces:
-                self._land(self._start("interactive", pieces), nested=True)
+                texts = self._take("interactive")
+            if len(texts):
+                self._land(self._start("interactive", texts), nested=True)
 
-    def _start(self, lane: Lane, pieces: list[Piece]) -> _Batch:
+    def _start(self, lane: Lane, texts: Texts) -> _Batch:
         now = self.clock()
-        self.watcher.queued(lane, -len(pieces))
-        self.watcher.batch(lane, len(pieces), sum(piece.length for piece in pieces))
-        for request in {piece.request: None for piece in pieces}:
+        self.watcher.queued(lane, -len(texts))
+        self.watcher.batch(lane, len(texts), texts.tokens)
+        for request in texts.requests:
             if not request.begun:
                 request.begun = True
                 self.watcher.began(lane, now - request.arrived)
         passed = self._passed_seconds
-        wanted = [piece for piece in pieces if not piece.request.over]
-        return _Batch(lane, pieces, wanted, self._begin(lane, wanted), now, passed)
+        wanted = texts.wanted()
+        return _Batch(lane, texts, wanted, self._begin(lane, wanted), now, passed)
 
-    def _begin(self, lane: Lane, pieces: Sequence[Piece]) -> Running | None:
-        if not pieces:
+    def _begin(self, lane: Lane, texts: Texts) -> Running | None:
+        if not len(texts):
             return None
-        batch = TokenBatch.gather((piece.request.tokens, piece.place) for piece in pieces)
-        return self._runner.begin(batch, self._pass_interactive if lane == "bulk" else None)
+        return self._runner.begin(texts.batch(), self._pass_interactive if lane == "bulk" else None)
 
     def _land(self, batch: _Batch, *, nested: bool = False) -> None:
         """Wait for a batch and deliver it. `nested`: it ran within another one."""
@@ -636,30 +703,30 @@ class EmbeddingQueue:
         now = self.clock()
         own = now - max(batch.begun, self._landed) - (self._passed_seconds - batch.passed_seconds)
         with self._changed:
-            self._in_progress = [pieces for pieces in self._in_progress if pieces is not batch.pieces]
+            self._in_progress = [texts for texts in self._in_progress if texts is not batch.texts]
             self._progress_at = now
             if nested:
                 self._passed_seconds += now - batch.begun
             else:
                 self._landed = now
-            tokens = sum(piece.length for piece in batch.pieces)
+            tokens = batch.texts.tokens
             if tokens >= LEAST_MEASURED_TOKENS and own > 0:
                 self._rate = self._rate * _DECAY + tokens / own * (1 - _DECAY) if self._rate else tokens / own
             in_a_row = batch.lane == "interactive" and (nested or self._lanes["bulk"].texts > 0)
             self._run_seconds = self._run_seconds + own if in_a_row else 0.0
 
-    def _settle(self, lane: Lane, pieces: Sequence[Piece], running: Running | None) -> None:
+    def _settle(self, lane: Lane, texts: Texts, running: Running | None) -> None:
         """Give every text its vector or fail its request, never because of an error in another request.
 
         A batch that ran out of memory is split. If the device failed, all requests fail. After any other error the
         batch's requests are computed one by one.
         """
-        pending: deque[tuple[Sequence[Piece], Running | None]] = deque([(pieces, running)])
+        pending: deque[tuple[Texts, Running | None]] = deque([(texts, running)])
         while pending:
-            pieces, begun = pending.popleft()
+            texts, begun = pending.popleft()
             if begun is None:
-                pieces = [piece for piece in pieces if not piece.request.over]
-                begun = self._begin(lane, pieces)
+                texts = texts.wanted()
+                begun = self._begin(lane, texts)
             if begun is None:
                 continue
             try:
@@ -670,21 +737,22 @@ class EmbeddingQueue:
                     self._fail_device(error)
                     return
                 if isinstance(error, OutOfMemory):
-                    plan = self._runner.smaller([piece.length for piece in pieces]) if len(pieces) > 1 else []
-                    parts = [[pieces[place] for place in places] for places in plan]
+                    plan = self._runner.smaller(texts.lengths) if len(texts) > 1 else []
                 else:
-                    by_request: dict[Request, list[Piece]] = {}
-                    for piece in pieces:
-                        by_request.setdefault(piece.request, []).append(piece)
-                    parts = list(by_request.values()) if len(by_request) > 1 else []
-                if parts:
-                    pending.extendleft((part, None) for part in reversed(parts))
+                    plan = [own for _, own in texts.by_request()] if len(texts.requests) > 1 else []
+                if plan:
+                    pending.extendleft((texts[places], None) for places in reversed(plan))
                 else:
-                    self._fail(pieces[0].request, error)
+                    self._fail(texts.requests[0], error)
             else:
                 self._progress_at, self.deaths = self.clock(), 0
-                for piece, vector in zip(pieces, vectors, strict=True):
-                    piece.request.vectors[piece.place] = vector
-                    piece.request.missing -= 1
-                    if not piece.request.missing:
-                        self._complete(piece.request)
+                self._deliver(texts, vectors)
+
+    def _deliver(self, texts: Texts, vectors: Vectors) -> None:
+        if len(vectors) != len(texts):
+            raise ValueError(f"the backend returned {len(vectors)} vectors for {len(texts)} texts")
+        for request, own in texts.by_request():
+            request.vectors[texts.places[own]] = vectors if len(own) == len(vectors) else vectors[own]
+            request.missing -= len(own)
+            if not request.missing:
+                self._complete(request)

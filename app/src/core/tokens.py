@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
 
@@ -28,17 +29,32 @@ class TokenBatch:
     @classmethod
     def of(cls, texts: Iterable[Sequence[int] | TokenIds]) -> TokenBatch:
         """Pack the ids of each text."""
-        return cls(*_joined([np.asarray(ids, dtype=np.int32) for ids in texts]))
+        packed, ends = array("i"), [0]
+        for ids in texts:
+            packed.fromlist(list(ids))  # faster than an array for each text
+            ends.append(len(packed))
+        return cls(np.array(packed, dtype=np.int32), np.array(ends, dtype=np.intp))
 
     @classmethod
-    def gather(cls, texts: Iterable[tuple[TokenBatch, int]]) -> TokenBatch:
-        """Copy single texts, each given as a batch and a position in it, into a new batch."""
-        chosen = list(texts)
-        lengths = np.fromiter((batch.lengths[place] for batch, place in chosen), np.intp, len(chosen))
-        return cls(*_joined([batch[place] for batch, place in chosen]), lengths)
+    def joined(cls, batches: Sequence[TokenBatch]) -> TokenBatch:
+        """Return the texts of all batches, in order."""
+        starts = np.cumsum([0, *(len(batch.ids) for batch in batches[:-1])])
+        return cls(
+            np.concatenate([batch.ids for batch in batches]),
+            np.append(
+                0, np.concatenate([batch.offsets[1:] for batch in batches]) + np.repeat(starts, list(map(len, batches)))
+            ),
+            np.concatenate([batch.lengths for batch in batches]),
+        )
 
-    def select(self, places: Iterable[int]) -> TokenBatch:
-        return self.gather((self, place) for place in places)
+    def select(self, places: NDArray[np.intp] | Sequence[int]) -> TokenBatch:
+        """Copy the texts at these positions, in their order."""
+        places = np.asarray(places, dtype=np.intp)
+        starts, ends = self.offsets[places], self.offsets[places + 1]
+        offsets = np.zeros(len(places) + 1, dtype=np.intp)
+        np.cumsum(ends - starts, out=offsets[1:])
+        sources = np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], ends - starts)
+        return TokenBatch(self.ids[sources], offsets, self.lengths[places])
 
     @property
     def tokens(self) -> int:
@@ -52,11 +68,6 @@ class TokenBatch:
 
     def __iter__(self) -> Iterator[TokenIds]:
         return (self.ids[start:end] for start, end in pairwise(self.offsets.tolist()))
-
-
-def _joined(parts: Sequence[TokenIds]) -> tuple[TokenIds, NDArray[np.intp]]:
-    ids = np.concatenate(parts) if parts else np.empty(0, dtype=np.int32)
-    return ids, np.cumsum([0, *map(len, parts)], dtype=np.intp)
 
 
 def rectangle(
@@ -80,24 +91,28 @@ def width_of(batch: TokenBatch, multiple: int, most: int) -> int:
 # ------------------------------------------------------------------------------------------------------------- batches
 
 
-def plan_batches(lengths: Sequence[int], budget: int, multiple: int = 8, *, packed: bool = False) -> list[list[int]]:
+def plan_batches(
+    lengths: NDArray[np.intp] | Sequence[int], budget: int, multiple: int = 8, *, packed: bool = False
+) -> list[NDArray[np.intp]]:
     """Divide the positions of `lengths` into batches of similar length, longest first.
 
     A batch costs its longest length, rounded up to `multiple`, times its size; if `packed`, the sum of its lengths.
     The cost stays within `budget` unless a single text exceeds it.
     """
-    order = sorted(range(len(lengths)), key=lambda position: -lengths[position])
-    batches: list[list[int]] = []
-    used = width = 0
-    for position in order:
-        own = max(1, lengths[position]) if packed else padded(lengths[position], multiple)
-        more = own if packed else width
-        if batches and used + more <= budget:
-            batches[-1].append(position)
-            used += more
+    lengths = np.asarray(lengths, dtype=np.intp)
+    order = np.argsort(-lengths, kind="stable")
+    costs = np.maximum(lengths[order], 1)
+    used = np.cumsum(costs)
+    batches: list[NDArray[np.intp]] = []
+    start = 0
+    while start < len(order):
+        if packed:
+            end = int(np.searchsorted(used, used[start] - costs[start] + budget, side="right"))
         else:
-            batches.append([position])
-            used = width = own
+            end = start + budget // padded(int(costs[start]), multiple)
+        end = max(end, start + 1)
+        batches.append(order[start:end])
+        start = end
     return batches
 
 

@@ -32,8 +32,9 @@ EVENTS_KEPT = 1000  # progress events of one job; newer ones replace older ones
 _GO_ON = "it goes on from what is stored as soon as a service or worker runs"
 ENDED = f"interrupted: the service ended in the middle; {_GO_ON}"
 _GIVEN_UP = (
-    "given up: {} processes died while they ran it ([state] max_attempts). Nothing is lost: starting it again goes on "
-    "from what is stored; look for the reason in the log of the service or the system (out of memory?) first"
+    "given up: {} processes died or lost their GPU while they ran it ([state] max_attempts). Nothing is lost: starting "
+    "it again goes on from what is stored; look for the reason in the log of the service or the system (out of memory?)"
+    " first"
 )
 _FILE = "jobs.sqlite"
 _LAYOUT = files(__package__).joinpath("layout.sql").read_text(encoding="utf-8")
@@ -130,7 +131,8 @@ class Event:
 class JobOptions:
     """`workers`: concurrent jobs. `expected`: exceptions whose message may be shown; others show only their class.
     `passing`: whether an error is temporary, so that the job is retried. `collections`: those that this process can
-    run; None: all. `look_seconds`: time between two checks for jobs of other processes.
+    run; None: all. `unable`: why this process can run no more jobs, "" if it can; its jobs are queued for another one.
+    `look_seconds`: time between two checks for jobs of other processes.
 
     `keep_jobs`, `keep_days`: how many records are kept, and how long. `max_queued`: jobs in the queue. `max_attempts`:
     crashed processes after which a job fails. For jobs whose source or store is unreachable, in seconds:
@@ -141,6 +143,7 @@ class JobOptions:
     expected: tuple[type[Exception], ...] = ()
     passing: Callable[[Exception], bool] = lambda error: False
     collections: Sequence[str] | None = None
+    unable: Callable[[], str] = lambda: ""
     look_seconds: float = 1.0
     keep_jobs: int = 1000
     keep_days: float = 30.0
@@ -340,34 +343,42 @@ class Journal:
             _progress(db, self._number(db, id_), (done, total))
 
     def finish(self, id_: str, state: State, **outcome: Any) -> None:
-        """Record the end of an attempt or of the job, unless another process owns the job now. `outcome`: `error`, and
-        the fields of `outcome` in `_leave`."""
+        """Record the end of an attempt or of the job, unless another process owns the job now. `outcome`: `error`,
+        `crashed`, and the fields of `outcome` in `_leave`."""
         with self._opened().write() as db:
             if self._number(db, id_) is None:
                 return
             if state not in OVER and _job(db, id_).cancelling:
                 state, outcome = "cancelled", {key: outcome.get(key) for key in ("result", "progress")}
-            self._leave(db, id_, state, **outcome)
+            if outcome.pop("crashed", False):
+                self._crash(db, id_, **outcome)
+            else:
+                self._leave(db, id_, state, **outcome)
 
     def settle(self) -> None:
         """Queue the jobs of dead processes again, or end those cancelled or crashed too often."""
-        owned_sql = f"SELECT id, owner, cancelling, crashes FROM jobs WHERE {_UNFINISHED} AND owner <> ''"  # noqa: S608
+        owned_sql = f"SELECT id, owner, cancelling FROM jobs WHERE {_UNFINISHED} AND owner <> ''"  # noqa: S608
         with self._read() as db:
             owners = {owner for _, owner, *_ in db.execute(owned_sql).fetchall()}
         gone = {owner for owner in owners if not is_alive(self.folder, owner)}
         if not gone:
             return
         with self._opened().write() as db:
-            for id_, owner, cancelling, crashes in db.execute(owned_sql).fetchall():
+            for id_, owner, cancelling in db.execute(owned_sql).fetchall():
                 if owner not in gone:
                     continue
                 if cancelling:
                     self._leave(db, id_, "cancelled")
-                elif crashes + 1 >= self._options.max_attempts:
-                    self._leave(db, id_, "failed", error=_GIVEN_UP.format(crashes + 1))
                 else:
-                    why = f"interrupted: its process died in the middle; {_GO_ON}"
-                    self._leave(db, id_, "queued", error=why, crashed=True)
+                    self._crash(db, id_, "its process died in the middle")
+
+    def _crash(self, db: sqlite3.Connection, id_: str, error: str, **outcome: Any) -> None:
+        """Queue a job again whose process died or can do no more, or end it after `max_attempts` of them."""
+        ((crashes,),) = db.execute("SELECT crashes + 1 FROM jobs WHERE id = ?", (id_,)).fetchall()
+        if crashes >= self._options.max_attempts:
+            self._leave(db, id_, "failed", error=_GIVEN_UP.format(crashes), **outcome)
+        else:
+            self._leave(db, id_, "queued", error=f"interrupted: {error}; {_GO_ON}", crashed=True, **outcome)
 
     def _number(self, db: sqlite3.Connection, id_: str, where: str = _UNFINISHED) -> int | None:
         """Return the number of an unfinished job that this process owns, else None."""
@@ -386,9 +397,9 @@ class Journal:
         **outcome: Any,
     ) -> None:
         """End an attempt at a job. A state in OVER ends the job; `queued`: it continues as soon as a process is free;
-        `waiting`: not before `next_try`. `error`: the reason, in these two states too. `crashed`: the process died.
-        `outcome`: `result`, `progress` as (rows done, rows in all), `next_try`, and `away`: source or store are
-        unreachable."""
+        `waiting`: not before `next_try`. `error`: the reason, in these two states too. `crashed`: the process died or
+        can do no more. `outcome`: `result`, `progress` as (rows done, rows in all), `next_try`, and `away`: source or
+        store are unreachable."""
         over, now, away = state in OVER, self._clock(), outcome.get("away", False)
         reason, result = "error" if over else "note", outcome.get("result")
         ((number,),) = db.execute(

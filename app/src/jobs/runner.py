@@ -180,7 +180,8 @@ class Jobs(Journal):
         return time.monotonic() - self._looked
 
     def _may_begin(self) -> bool:
-        return not self._ending and not (self._most and self._begun >= self._most)
+        spent = self._most and self._begun >= self._most
+        return not (self._ending or spent or self._options.unable())
 
     def _dispatch(self) -> None:
         with self._lock:
@@ -268,6 +269,8 @@ class Jobs(Journal):
                 frames = "".join(traceback.format_tb(error.__traceback__))
                 _log.error("job %s failed: %s\n%s", run.id, type(error).__name__, frames)
                 shown = f"unexpected error ({type(error).__name__}); see the log of the service"
+            if unable := self._options.unable():  # whatever the error was: another process does the job again
+                return {"state": "queued", "error": unable, "crashed": True}
             if not (isinstance(error, Exception) and self._options.passing(error)):
                 return {"state": "failed", "error": shown}
             if not run.stopping():

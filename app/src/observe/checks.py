@@ -101,8 +101,7 @@ class Checks:
         """Check that the engine answers a probe, the store is usable and the access keys are readable. `readiness` is
         filled check by check, so that a caller need not wait for a store that hangs."""
         readiness = readiness or Readiness()
-        asked = partial(self._engine_answers, PROBE_SECONDS)
-        for name, probe in (("engine", asked), ("store", self._store_answers)):
+        for name, probe in (("engine", self.probe_engine), ("store", self._store_answers)):
             good = True
             try:
                 probe()
@@ -112,9 +111,6 @@ class Checks:
                 expected = isinstance(error, self._parts.expected_errors)
                 readiness.unavailable = str(error) if expected else type(error).__name__
             readiness.checks[name] = good
-            if name == "engine":
-                self._failing_since = self._failing_since if self._failures else time.monotonic()
-                self._failures = 0 if good else self._failures + 1
         if self.settings.embedding.expect_gpu:
             missing = gpu.gpu_missing(self.settings.embedding, self._parts.engine_if_loaded())
             readiness.checks["gpu"] = missing is None
@@ -127,21 +123,32 @@ class Checks:
         return readiness
 
     def beyond_help(self) -> str | None:
-        """Return why the engine needs a new process, or None. Returns at once."""
-        engine = self._parts.engine_if_loaded()
-        if engine is None:
-            return None
-        if engine.stalled() > STUCK_SECONDS:
-            return _STALLED.format(engine.stalled())
-        if engine.deaths >= MOST_FAILURES:
-            return f"the engine's thread ended {engine.deaths} times in a row"
+        """Return why an engine needs a new process, or None. Returns at once."""
+        if failed := self._parts.failed:
+            return failed
+        for engine in self._parts.engines_loaded:
+            if engine.stalled() > STUCK_SECONDS:
+                return _STALLED.format(engine.stalled())
+            if engine.deaths >= MOST_FAILURES:
+                return f"the engine's thread ended {engine.deaths} times in a row"
         if self._failures >= MOST_FAILURES and time.monotonic() - self._failing_since >= SICK_SECONDS:
             return f"the engine failed its self-test {self._failures} times in a row"
         return None
 
+    def probe_engine(self) -> None:
+        """Check that the engine answers, and count failures in a row for `beyond_help`. Takes at most PROBE_SECONDS.
+        Raises the engine's errors."""
+        self._failing_since = self._failing_since if self._failures else time.monotonic()
+        self._failures += 1
+        self._engine_answers(PROBE_SECONDS)
+        self._failures = 0
+
     def _engine_answers(self, patience: float | None = None, embedder: EngineEmbedder | None = None) -> None:
-        from app.src.core.backends import EngineError
+        from app.src.core.backends import DeviceFailed, EngineError
         from app.src.core.queue import EngineOverloaded
+
+        if failed := self._parts.failed:  # of any model
+            raise DeviceFailed(failed)
 
         engine = (embedder or self._parts.embedder).engine
         try:

@@ -18,7 +18,9 @@ from connector.extras import install_command
 if TYPE_CHECKING:
     from app.src.core.engine import EmbeddingEngine
 
-FIRST_LOOK_SECONDS = 60.0  # reading torch from a cold disk and creating a context take 3 to 20 s
+# Reading torch from a cold disk and creating a context take 3 to 20 s, on a slow disk minutes: api and
+# worker may do it in parallel. The start periods of Dockerfile.t4, the compose file and the probes include it.
+FIRST_LOOK_SECONDS = 180.0
 _DRIVER_SECONDS = 2.0  # the driver may hang
 _PYTORCH = "https://download.pytorch.org/whl"
 _NO_CARD = "install the NVIDIA driver (in a container: start it with --gpus all), or USE_GPU=false"

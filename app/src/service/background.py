@@ -134,6 +134,7 @@ class Background:
             parts.expected_errors,
             passing,
             collections.names,
+            lambda: parts.failed,
             max_attempts=settings.state.max_attempts,
             longest_wait=settings.sync.longest_wait,
             give_up_after=settings.sync.give_up_after,

@@ -7,6 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from typing import Any, TypeVar
 
+from app.src.core.backends import DeviceFailed
 from app.src.observe.metrics import Metrics
 from app.src.service.collections import Collections
 from app.src.service.generations import Generations, Maker
@@ -168,6 +169,8 @@ class Sync:
         notes = []
         try:  # a missing model must not prevent its replacement
             serving = self._fill(generations.maker(spec), run)
+        except DeviceFailed:
+            raise
         except self._own_errors(LeaseLost) as error:
             notes.append(f"the active generation was not updated: {error}")
         full = replace(run[0], full=True), run[1]
@@ -208,6 +211,8 @@ class Sync:
             if comparison.overlap_at_10 is None:
                 return f"generation {number} is built, but nothing is there to compare it with: not switched"
             switched = self._generations.switch(spec.name, number)
+        except DeviceFailed:  # the next attempt continues here
+            raise
         except self._own_errors(GenerationRefused, TextsNotEmbeddable, LeaseLost) as error:
             return f"generation {number} is built, but was not switched to: {error}"
         return (

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from app.src.core.backends import EngineError, InputType, NonFinite
+from app.src.core.backends import DeviceFailed, EngineError, InputType, NonFinite
 from app.src.observe.gpu import gpu_message, gpu_missing
 from app.src.observe.metrics import Metrics
 from app.src.settings import CollectionSettings, EmbeddingSettings, Settings
@@ -217,6 +217,7 @@ class Parts:
         self._metadata_names = {block.name: metadata_names(block.metadata) for block in settings.collections}
         self.graphs_folder = graphs_folder or settings.tensorrt_cache(None)
         self._warned = False
+        self._failed = ""  # why no model can be loaded any more
         self._metrics = metrics or Metrics()
         self._lock = threading.RLock()
         given = {"source": source, "store": store}
@@ -238,6 +239,12 @@ class Parts:
     def engines_loaded(self) -> list[EmbeddingEngine]:
         """Return the loaded engines: that of [embedding], and those of collections with their own model."""
         return [each.engine for each in list(self._models.values())]
+
+    @property
+    def failed(self) -> str:
+        """Return why a device computes nothing more in this process; "" while all work. Then only a new process helps,
+        because the context of a GPU cannot be made again."""
+        return next((engine.failed for engine in self.engines_loaded if engine.failed), self._failed)
 
     def engine_if_loaded(self, collection: str | None = None) -> EmbeddingEngine | None:
         """Return the loaded engine of a collection's configured model (None: of [embedding]), or None."""
@@ -386,7 +393,7 @@ class Parts:
         from app.src.core.loading import EngineOptions, load_engine
 
         wanted, model = self.settings.embedding, model or self.configured()
-        same = ("cache", "device", "memory_fraction", "reserve_mb", "threads")
+        same = ("cache", "device", "experimental_kernels", "memory_fraction", "reserve_mb", "threads")
         pinned = ("revision", "weights_sha256", "precision", "query_prompt", "document_prompt")
         options = EngineOptions(
             model=model.name,
@@ -400,6 +407,9 @@ class Parts:
                 f'the model "{model.name}" needs the package {error.name or "torch"}, which cannot be imported: '
                 f"{install_command('engine')}"
             ) from error
+        except DeviceFailed as error:
+            self._failed = str(error)
+            raise
         missing = None if self._warned else gpu_missing(wanted, engine)
         if missing is not None:
             self._warned = True

@@ -82,6 +82,7 @@ class EmbeddingSettings(Section):
     expect_gpu: bool = setting(False, "a missing GPU is a warning at each start, a metric and a fault in doctor")
     memory_fraction: float = setting(0.8, "share of the card's memory to use", gt=0, le=1)
     reserve_mb: int = setting(512, "MB of the card's memory left free", ge=0)
+    experimental_kernels: bool = setting(False, "try fused kernels on a card; no card has run them yet (docs/gpu.md)")
     threads: int | None = setting(None, "CPU threads; default: torch's choice", ge=1)
     max_wait: Duration = setting(10.0, "longest wait (30s, 1m) of a request for the engine; then HTTP 429", gt=0)
     query_cache_mb: int = setting(16, "MB for the vectors of recent search texts", ge=0)

@@ -2,7 +2,9 @@
 # Sourced by deploy_t4_optimized.sh: can this machine run it? Each refusal names the remedy. Changes nothing.
 # shellcheck disable=SC2154  # names of base.sh and of the script itself
 
-readonly driver_floor=525 driver_cuda13=580 disk_floor_gib=20
+# The disk holds about 3 GB of downloaded packages and 6 GB of unpacked ones: in the stages build and runtime, and in the
+# image before. The rest is for monitoring (5 GB of Prometheus) and the build cache.
+readonly driver_floor=525 driver_cuda13=580 disk_floor_gib=30
 
 compose=()
 check_docker() {

@@ -1,16 +1,24 @@
 # shellcheck shell=bash
-# Sourced by deploy_t4_optimized.sh: what shows that it works once it is ready: figures of the card, and a search.
+# Sourced by deploy_t4_optimized.sh: what shows that it works: figures of the card before the start, a search after it.
 # shellcheck disable=SC2154  # names of base.sh and of the script itself
 
-# Figures are worth knowing and no reason to call a service that answers a failed one.
+# Measures before the service starts: only one process then computes on the card, in a container with memory of its own.
+# A failed measurement never fails a deployment. `timeout` inside ends it, because ending the docker client would not.
+readonly measure_seconds=180
 show_figures() {
-  begin "measuring" "The service runs and is ready; nothing is lost."
-  say "measuring the card (a quarter of a minute; OWL_DEPLOY_MEASURE=no leaves it out)"
+  begin "measuring" "What ran before still runs; nothing was started."
+  if nvidia-smi -i "${setting[GPU_DEVICE_ID]}" --query-compute-apps=pid --format=csv,noheader 2>/dev/null | grep -q '^[0-9]'; then
+    note "the card is in use, so it was not measured."
+    return
+  fi
+  say "measuring the card ($measure_seconds s at most; OWL_DEPLOY_MEASURE=no leaves it out)"
   # shellcheck disable=SC2016  # the container's own shell
-  timeout 180 docker exec "$container" sh -c \
-    'python -m app.src.core.t4_gpu_optimizer --json --sizes 1024,4096 --duration 3 2>/dev/null | python -c "$1"' \
-    measure "$(<scripts/lib/deploy/figures.py)" ||
-    note "the card could not be measured. Try: docker exec $container python -m app.src.core.t4_gpu_optimizer"
+  timeout -k 10 $((measure_seconds + 60)) docker run --rm --gpus "device=${setting[GPU_DEVICE_ID]}" --network none \
+    --user "$user_id:$user_id" --read-only --tmpfs /tmp --cap-drop ALL --security-opt no-new-privileges --memory 6g \
+    --init --no-healthcheck --entrypoint timeout "$image" -k 10 "$measure_seconds" sh -c \
+    'report=$(python -m app.src.core.t4_gpu_optimizer --json --sizes 1024,4096 --duration 3) && printf "%s" "$report" | python -c "$1"' \
+    measure "$(<scripts/lib/deploy/figures.py)" 2>>"$state/deploy.log" ||
+    note "the card could not be measured; $state/deploy.log says why."
 }
 
 # By the published port, as a client; the key is read in a container from its file, so that no list of processes shows it.
@@ -37,7 +45,6 @@ show_addresses() {
 }
 
 prove() {
-  [[ ${OWL_DEPLOY_MEASURE:-yes} == no ]] || show_figures
   try_search
   record_result "serves"
   show_addresses

@@ -59,6 +59,10 @@ check_image() {
     refuse "there is no image $image. Build it (without --no-build), or load it: docker load -i FILE"
   step "a container cannot see the GPU. Try: docker run --rm --gpus all ubuntu nvidia-smi" \
     docker run --rm --gpus all --network none --entrypoint nvidia-smi "$image" -L
+  # Once, without a card: api and worker start together, and then find the libraries in memory instead of on a slow disk.
+  step "torch could not be loaded from the image within 10 minutes; the message above says why. What runs now was left as it is." \
+    docker run --rm --network none --user "$user_id:$user_id" --read-only --cap-drop ALL --no-healthcheck \
+    --entrypoint timeout "$image" -k 10 600 python -c "import torch"
 }
 
 # sum FILE...: of what stands in them. Compose looks at the file's name alone, and what a container has read at its start
@@ -75,9 +79,17 @@ export_sums() {
   export OWL_SUM_SERVICE OWL_SUM_DCGM OWL_SUM_PROMETHEUS OWL_SUM_ALERTMANAGER OWL_SUM_GRAFANA
 }
 
+# The worker reads, renders and tokenises on processors: all but two, which the API has, and at least two.
+worker_processors() {
+  local count
+  count=$(docker info --format '{{.NCPU}}' 2>/dev/null)
+  if [[ $count =~ ^[0-9]+$ && $count -gt 4 ]]; then printf '%s' $((count - 2)); else printf 2; fi
+}
+
 # start [SERVICE...]: these, or all
 start() {
   export_sums
+  export OWL_WORKER_CPUS=${setting[OWL_WORKER_CPUS]:-$(worker_processors)}
   begin "starting the containers" "Some may run already. Deploy again, or go back: ./deploy_t4_optimized.sh --rollback"
   # Compose replaces what changed, and only that.
   step "the containers could not be started; the message above says why." "${compose[@]}" up -d --no-build "$@"
@@ -109,7 +121,7 @@ ready() {
 
 # Waits; 1 when the time is over or something ended. The last lines of the log then go to stderr.
 wait_until_ready() {
-  local limit=${OWL_DEPLOY_WAIT:-300} answer=1
+  local limit=${OWL_DEPLOY_WAIT:-420} answer=1
   begin "waiting until the service is ready" "The containers run. Look: --status; deploy again; or go back: --rollback"
   say "waiting until the service is ready (at most $limit s)"
   SECONDS=0

@@ -86,7 +86,7 @@ def embedded(backend: Backend, texts: Sequence[str]) -> Vectors:
         tokens = backend.tokenize(texts)
         vectors = np.empty((len(texts), backend.info.dimension), dtype=np.float32)
         multiple = backend.profile.padding_multiple(backend.info.precision)
-        for batch in plan_batches(tokens.lengths.tolist(), CPU_TOKENS, multiple):
+        for batch in plan_batches(tokens.lengths, CPU_TOKENS, multiple):
             vectors[batch] = backend.forward(tokens.select(batch))
         return vectors
     finally:

@@ -53,7 +53,7 @@ def quantise(folder: Folder, texts: Sequence[str]) -> tuple[onnx.ModelProto, Map
     tokens = RustTokenizer.load(folder).ids(texts)
     ranges: dict[str, NDArray[np.float32]] = {}  # layer -> least and greatest value of each channel
     budget = min(TOKENS, WATCHED // sum(len(weight) for _, weight in linears.values()))
-    for batch in plan_batches(tokens.lengths.tolist(), budget, 1):
+    for batch in plan_batches(tokens.lengths, budget, 1):
         given = feeds(tokens.select(batch))
         real = given[ATTENTION_MASK].astype(bool)
         for name, found in zip(linears, session.run(sources, given), strict=True):

@@ -36,7 +36,8 @@ class EngineOptions:
     `precision`: auto fp32 tf32 fp16 bf16; `device`: auto cpu cuda cuda:N. `weights_sha256` and `revision` pin a
     model that is not packaged. Prompts that are not None replace the model's own. `threads`: torch's CPU threads, for
     the whole process; None leaves the number as is. `packed` False forces padded batches, for comparison. `graphs`: on
-    a card, replay small batches if measured faster.
+    a card, replay small batches if measured faster. `experimental_kernels`: on a card, try fused kernels, which
+    no card has run yet; `path_reason` names those that were taken.
     """
 
     model: str = "all-MiniLM-L6-v2"
@@ -49,6 +50,7 @@ class EngineOptions:
     document_prompt: str | None = None
     packed: bool = True
     graphs: bool = True
+    experimental_kernels: bool = False
     cache: Path | None = None  # see find_folder
     memory_fraction: float = 0.8  # of the card's memory, for this process; that of the last load counts
     reserve_mb: int = 512  # of it, left free
@@ -211,4 +213,4 @@ def _target(options: EngineOptions) -> tuple[Target, str]:
     profile = detect(options.device)
     precision, reason = choose_precision(profile, options.precision, bf16_gain)
     TF32.hold(profile, precision)
-    return Target(profile, precision, options.graphs), reason
+    return Target(profile, precision, options.graphs, options.experimental_kernels), reason

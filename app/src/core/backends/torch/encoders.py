@@ -37,11 +37,13 @@ ROUGH_AGREEMENT = 0.99
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Device and precision of an encoder; on a card `graphs` replays small batches if that is faster."""
+    """Device and precision of an encoder; on a card `graphs` replays small batches if that is faster, and `fused` tries
+    the kernels of `kernels.py`."""
 
     profile: DeviceProfile
     precision: Precision
     graphs: bool = True
+    fused: bool = False
 
     @property
     def dtype(self) -> torch.dtype:
@@ -84,7 +86,7 @@ def load_encoder(folder: Folder, target: Target, *, packed: bool = True) -> tupl
     from .packed import runs_of_equal_length
     from .staging import uploads_for
 
-    reasons = f"{reason}; {encoder.attention_reason}"
+    reasons = "; ".join(filter(None, (reason, encoder.attention_reason, encoder.kernels_reason)))
     if not target.graphs:
         return encoder, f"{reasons}; CUDA graphs are switched off"
     if encoder.attention is runs_of_equal_length:  # it needs the lengths, which a graph does not fix
@@ -109,7 +111,7 @@ def load_exact(folder: Folder, target: Target, chosen: Encoder) -> Encoder:
 def _packed(folder: Folder, target: Target, *, prepack: bool = True) -> PackedEncoder:
     from .packed import PackedEncoder
 
-    return PackedEncoder.load(folder, target.profile, target.dtype, prepack=prepack)
+    return PackedEncoder.load(folder, target.profile, target.dtype, prepack=prepack, fused=target.fused)
 
 
 def least_cosine(folder: Folder, encoder: Encoder, reference: Encoder) -> float:

