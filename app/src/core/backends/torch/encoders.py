@@ -100,7 +100,7 @@ def load_encoder(folder: Folder, target: Target, *, packed: bool = True) -> tupl
 
 def load_exact(folder: Folder, target: Target, chosen: Encoder) -> Encoder:
     """Load `chosen` in fp32, on the target's device and without CUDA graphs. `load_encoder` has compared its path."""
-    exact = replace(target, precision="fp32")
+    exact = replace(target, precision="fp32", fused=False)
     if folder.universal:
         from .universal import UniversalEncoder
 
