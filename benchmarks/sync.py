@@ -41,7 +41,7 @@ from app.src.benchmark.harness import (
 )
 from app.src.benchmark.sync import TEMPLATE, MaterialsInEmulator
 from app.src.benchmark.workloads import material_text
-from app.src.core.engine import EmbeddingEngine
+from app.src.core.engine import Engine
 from app.src.core.loading import EngineOptions, load_engine
 from app.src.service.wiring import EngineEmbedder
 from connector.hana.source import HanaSource
@@ -76,7 +76,7 @@ class Scene:
 
     emulator: MaterialsInEmulator
     folder: Path
-    engine: EmbeddingEngine
+    engine: Engine
     held: ExitStack
     _count: int = 0
 

@@ -52,7 +52,8 @@ class ScanCopy(Protocol):
         """Append rows (n, d) float32: unit vectors, or zeros for rows that are never allowed in `rank`."""
 
     def kept(self, rows: NDArray[np.bool_]) -> ScanCopy:
-        """Return a new copy with only these rows (n,); views of this copy remain valid."""
+        """Return a new copy with only these rows (n,); this copy and its views remain valid. Raises MemoryError
+        without room for it."""
 
     def view(self) -> ScanView:
         """Return a view of the rows appended so far."""

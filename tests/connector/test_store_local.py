@@ -415,6 +415,39 @@ def test_the_copy_does_not_grow_with_churn(store):
     assert len(now.ids) <= 200
 
 
+def test_without_room_for_a_second_copy_the_first_one_stays(folder):
+    """As on a full card: the rows are compacted when there is room again."""
+    room = False
+
+    class Scan(Int8Scan):
+        def copy(self, dimension: int) -> Any:
+            copy = super().copy(dimension)
+            kept = copy.kept
+
+            def kept_if_room(rows: Any) -> Any:
+                if not room:
+                    raise MemoryError("no room")
+                return kept(rows)
+
+            copy.kept = kept_if_room  # type: ignore[method-assign]
+            return copy
+
+    with closing(LocalStore(folder, scan=Scan())) as store:
+        store.open(NAME, Model())
+        sizes = []
+        for seed in range(5):
+            room = seed == 4
+            vectors = add(store, range(100), seed=seed)
+            with store._file.read() as db:
+                now = store._index(find(db, store._tables, NAME)).snapshot(db)
+            assert now is not None
+            assert found(store) == keys(range(100))
+            (best,) = store.view(NAME).search(QUERY, 1)
+            assert best.score == pytest.approx(exact_scores(vectors, QUERY).max())
+            sizes.append((now.live, len(now.ids)))
+    assert sizes == [(100, 100), (100, 200), (100, 300), (100, 400), (100, 100)]
+
+
 def test_a_reader_that_fell_behind_the_tombstones_reloads(store, folder, monkeypatch):
     monkeypatch.setattr(local, "TOMBSTONES_KEPT", 5)
     reader = LocalStore(folder)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -20,7 +21,8 @@ from app.src.core.engine import EmbeddingEngine
 from app.src.core.loading import EngineOptions, load_engine
 from app.src.core.tokens import plan_batches
 
-MINILM = "all-MiniLM-L6-v2"
+# On a machine that the package does not reach, the folder of one (scripts/gpu-proof).
+MINILM = os.environ.get("OWL_TEST_MINILM", "all-MiniLM-L6-v2")
 TINY = {
     "architectures": ["BertModel"],
     "model_type": "bert",

@@ -150,13 +150,3 @@ def test_this_torch_has_the_signatures(attention: Attention) -> None:
     qkv = torch.zeros(3, 3 * WIDTH)
     with pytest.raises(NotImplementedError, match=r"CPU|backend"):
         attention(qkv, Layout.of([3], qkv.device), HEADS)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
-def test_the_card_passes_its_trial(dtype: torch.dtype) -> None:
-    from app.src.core.device import detect
-
-    profile = detect("cuda")
-    chosen, reason = choose(profile, 12, 384, dtype)
-    assert chosen is not runs_of_equal_length, reason

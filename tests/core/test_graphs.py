@@ -19,7 +19,7 @@ from app.src.core.backends.folder import read_folder
 from app.src.core.backends.torch.encoders import trial_batch
 from app.src.core.backends.torch.graphs import LADDER, SEQUENCES, GraphedEncoder, rung_for, with_graphs
 from app.src.core.backends.torch.packed import Layout, PackedEncoder
-from app.src.core.backends.torch.staging import HostUploads, uploads_for
+from app.src.core.backends.torch.staging import HostUploads
 from app.src.core.device import DeviceProfile
 
 
@@ -272,20 +272,3 @@ def test_where_larger_batches_cannot_be_recorded_no_graphs_are_claimed(monkeypat
     best, reason = tried(slow, Full(), 1000, probes=(24, 128, 512))
     assert best is slow
     assert "cannot be recorded for 512 tokens" in reason
-
-
-@pytest.mark.gpu
-def test_cuda_graphs_give_the_computed_vectors(minilm_folder: Path) -> None:
-    from app.src.core.backends.torch.graphs import cuda_recorder
-    from app.src.core.device import detect
-
-    profile = detect("cuda")
-    device = torch.device(profile.torch_name)
-    loaded = PackedEncoder.load(read_folder(minilm_folder, "all-MiniLM-L6-v2"), profile, torch.float16)
-    graphed = GraphedEncoder(loaded, cuda_recorder(device), uploads_for(device))
-    with torch.inference_mode():
-        for batch in (texts(5), texts(9, 3, 30), texts(*[31] * 32), texts(5)):
-            cosines = torch.nn.functional.cosine_similarity(graphed(batch).double(), loaded(batch).double())
-            assert float(cosines.min()) > 0.9999
-    assert graphed.rungs
-    assert Layout.of([1], device).cumulative.is_cuda

@@ -24,8 +24,8 @@ from app.src.core.backends.torch.process import device_errors_mapped, on_compute
 from app.src.core.engine import EmbeddingEngine
 from app.src.core.loading import load_engine
 from app.src.core.tokens import rectangle, width_of
+from tests.core.conftest import MINILM
 
-MINILM = "all-MiniLM-L6-v2"
 WORDS = ["pump", "Dichtung", "überhitzt", "oil", "bearing", "M8x20", "DIN-933", "leckt", "and", "the", "4711", "späte"]
 ODD = [
     "",

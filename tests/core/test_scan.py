@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from app.src.core import scan
+from app.src.core.backends import DeviceFailed
 from app.src.core.device import DeviceProfile
 from app.src.core.memory import MemoryLimits, T4MemoryManager
 from app.src.core.scan import FIRST_ROWS, CardScan
@@ -224,24 +225,72 @@ def test_a_card_without_room_after_all_is_no_error(monkeypatch: pytest.MonkeyPat
     assert memory.device.booked_bytes == 2 * DIMENSION * FIRST_ROWS
 
 
+def on_a_full_card(rows: NDArray[np.float32], monkeypatch: pytest.MonkeyPatch, function: str) -> tuple[Any, list[int]]:
+    """A view of rows on a card on which every other call of a torch function finds no memory; and the calls."""
+    card = CardScan(CPU, manager(), Host())
+    copy = card.copy(DIMENSION)
+    copy.append(rows)
+    calls: list[int] = []
+    usual = getattr(torch, function)
+
+    def full(*arguments: Any, **named: Any) -> Any:
+        calls.append(1)
+        if len(calls) % 2:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return usual(*arguments, **named)
+
+    monkeypatch.setattr(scan.torch, function, full)  # type: ignore[attr-defined]
+    return copy.view(), calls
+
+
+@pytest.mark.parametrize("function", ["mm", "cat", "topk"])
+@pytest.mark.proves(19)
+def test_a_search_for_which_the_card_has_no_memory_is_computed_on_the_cpu(
+    monkeypatch: pytest.MonkeyPatch, function: str
+) -> None:
+    rows = some_rows(np.random.default_rng(1), FIRST_ROWS, "clusters")  # in one block, so one product
+    view, calls = on_a_full_card(rows, monkeypatch, function)
+    truth = rows.astype(np.float64) @ rows[77].astype(np.float64)
+    check(view.rank(rows[77:78], None)[0], truth, 10)
+    some = np.arange(0, FIRST_ROWS, 3)
+    only = np.full(FIRST_ROWS, -np.inf)
+    only[some] = truth[some]
+    check(view.rank_rows(rows[77], some), only, 10)
+    assert len(calls) == 4, "each once more"
+
+
+def test_a_search_on_a_card_that_failed_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = some_rows(np.random.default_rng(1), 50, "random")
+    card = CardScan(CPU, manager(), Host())
+    copy = card.copy(DIMENSION)
+    copy.append(rows)
+
+    def broken(*_: Any) -> torch.Tensor:
+        raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
+
+    card.product = broken
+    with pytest.raises(DeviceFailed, match="illegal memory access"):
+        copy.view().rank(rows[:1], None)
+
+
+def test_rows_that_are_kept_need_room_beside_the_old_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it the old copy stays in use."""
+    rows = some_rows(np.random.default_rng(1), FIRST_ROWS, "random")
+    memory = manager(FIRST_ROWS)
+    copy = CardScan(CPU, memory, Host()).copy(DIMENSION)
+    copy.append(rows)
+    booked = memory.booked_bytes
+    monkeypatch.setattr(scan, "KEPT_SHARE", 1.0)
+    with pytest.raises(MemoryError):
+        copy.kept(np.arange(FIRST_ROWS) % 3 == 0)
+    gc.collect()
+    assert memory.booked_bytes == booked
+    check(copy.view().rank(rows[7:8], None)[0], rows.astype(np.float64) @ rows[7].astype(np.float64), 10)
+
+
 def test_a_product_that_adds_up_too_roughly_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     """As one that adds up in fp16 would be."""
     monkeypatch.setattr(scan, "_mixed_product", lambda queries, rows: torch.mm(queries, rows.T).float())
     assert CardScan(CPU, manager(), Host()).product is not scan._mixed_product
     monkeypatch.setattr(scan, "_mixed_product", lambda queries, rows: torch.mm(queries.float(), rows.float().T))
     assert CardScan(CPU, manager(), Host()).product is scan._mixed_product
-
-
-@pytest.mark.gpu
-def test_on_a_card_the_same_rows_are_found() -> None:
-    from app.src.core.device import detect
-
-    profile = detect("cuda")
-    memory = T4MemoryManager(profile)
-    chance = np.random.default_rng(5)
-    rows = some_rows(chance, 20_000, "clusters")
-    copy = CardScan(profile, memory, Host()).copy(DIMENSION)
-    copy.append(rows)
-    assert copy.rows_on_card == len(rows)
-    query = rows[77:78]
-    check(copy.view().rank(query, None)[0], rows.astype(np.float64) @ query[0].astype(np.float64), 10)

@@ -16,7 +16,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.src.core.backends import DeviceFailed, OutOfMemory, Running, Vectors
+from app.src.core.backends import DeviceFailed, OutOfMemory, Running
 from app.src.core.backends.torch.staging import (
     CardUploads,
     CudaCard,
@@ -281,42 +281,3 @@ def test_where_the_device_is_the_host_nothing_is_copied() -> None:
     uploads.send_into(target)
     assert target.tolist() == [8, 9]
     assert found.tolist() == [1, 2, 3]
-
-
-# ------------------------------------------------------------------------------------------------------------ on a card
-
-
-@pytest.fixture
-def device() -> torch.device:
-    return torch.device("cuda", 0)
-
-
-@pytest.mark.gpu
-def test_numbers_come_back_from_a_card(device: torch.device) -> None:
-    uploads, downloads = uploads_for(device), Downloads(CudaCard(device))
-    pending: deque[tuple[Vectors, Running]] = deque()
-    generator = np.random.default_rng(4)
-    with torch.inference_mode():
-        for number in range(200):
-            values = generator.integers(0, 1000, size=1 + int(generator.integers(0, 50_000)), dtype=np.int32)
-            uploads.room(len(values))[:] = values
-            found = uploads.send().float()
-            for _ in range(number % 5):  # keeps the device busy, so that copies run beside it
-                found = found * 2 / 2
-            pending.append((values.astype(np.float32), downloads.fetch(found.view(-1, 1))))
-            if len(pending) > 4:
-                wanted, one = pending.popleft()
-                np.testing.assert_allclose(one()[:, 0], wanted, rtol=1e-5)
-        for wanted, one in pending:
-            np.testing.assert_allclose(one()[:, 0], wanted, rtol=1e-5)
-
-
-@pytest.mark.gpu
-def test_launching_on_a_card_does_not_wait(device: torch.device) -> None:
-    card, downloads = CudaCard(device), Downloads(CudaCard(device))
-    with torch.inference_mode():
-        downloads.fetch(torch.ones(8, 8, device=device))()
-        torch.cuda._sleep(500_000_000)  # type: ignore[no-untyped-call]  # cycles: some tenths of a second
-        pending = downloads.fetch(torch.ones(8, 8, device=device))
-        assert not card.computing().query(), "the device had time to come to its end"
-    assert pending().sum() == 64

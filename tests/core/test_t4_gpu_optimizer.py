@@ -23,6 +23,7 @@ from app.src.core import t4_gpu_optimizer as optimizer
 from app.src.core.device import PRECISIONS, DeviceProfile, Setting, settings_of
 from app.src.core.memory import ModelShape
 from app.src.core.t4_gpu_optimizer import measure_embedding, measure_products, model_shape, multiplied, unavailable
+from tests.core.conftest import MINILM
 
 ROOT = Path(__file__).resolve().parents[2]
 MODULE = "app.src.core.t4_gpu_optimizer"
@@ -332,7 +333,7 @@ def test_settings_say_what_is_chosen_and_what_is_not(profile: DeviceProfile, pre
 
 @pytest.mark.gpu
 def test_report_of_the_gpu() -> None:
-    report = optimizer.make_report("cuda", sizes=(1024, 2048), seconds=4)
+    report = optimizer.make_report("cuda", model=MINILM, sizes=(1024, 2048), seconds=4)
     rates = {row["dtype"]: row["tflops"] for row in report["matmul"] if row["role"] == "square" and row["m"] == 2048}
     assert rates["fp16"] > 1.5 * rates["fp32"]
     assert {row["precision"] for row in report["embedding"]} >= {"fp32", "fp16"}

@@ -139,7 +139,7 @@ FAULTS = (
         20,
         "errors that a card does not recover from; a lost card; no NVML",
         "I8, I10",
-        "such an error ends the run and is told; NVML is not needed",
+        "all requests end at once, the process ends with 4, and its jobs go on in the next one; NVML is not needed",
         "on a real card nobody can order one",
     ),
     Fault(

@@ -113,6 +113,12 @@ def test_the_service_listens_inside_with_keys_and_leaves_jobs_to_the_worker() ->
     assert SERVICES["worker"]["command"] == ["start", "worker"]
 
 
+def test_torch_and_numpy_start_no_more_threads_than_processors() -> None:
+    """They count the host's processors, and more threads than the container's quota stall for most of each period."""
+    for name in OURS:
+        assert SERVICES[name]["environment"]["OMP_NUM_THREADS"] == SERVICES[name]["cpus"]
+
+
 def test_the_guides_variables_of_workers_reach_the_worker() -> None:
     environment = SERVICES["worker"]["environment"]
     for name in ("WORKER_CONCURRENCY", "WORKER_MAX_TASKS_PER_CHILD", "USE_GPU"):

@@ -28,7 +28,7 @@ from app.src.benchmark.peers import DEFAULT_FOLDER, PeerProcess
 from app.src.benchmark.workloads import texts
 from app.src.core.agreement import agreement
 from app.src.core.backends.folder import find_folder
-from app.src.core.engine import EmbeddingEngine
+from app.src.core.engine import Engine
 from app.src.settings import EmbeddingSettings
 
 OURS = "ours"
@@ -36,7 +36,7 @@ PAUSE = 0.25  # seconds between turns: thread pools of other engines spin for up
 
 
 def measure(  # noqa: PLR0913 - the options of the verb
-    engine: EmbeddingEngine,
+    engine: Engine,
     settings: EmbeddingSettings,
     peers: Sequence[str],
     say: Say,

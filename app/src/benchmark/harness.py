@@ -258,8 +258,11 @@ class Report:
         }
 
     def write(self, file: Path) -> None:
+        """Write or replace the file as a whole."""
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(json.dumps(self.as_dict(), indent=2, default=str) + "\n", encoding="utf-8")
+        partial = file.with_name(f"{file.name}.partial")
+        partial.write_text(json.dumps(self.as_dict(), indent=2, default=str) + "\n", encoding="utf-8")
+        partial.replace(file)
 
 
 # Takes options and report, and yields figures one by one. It may add notes and versions to the report.

@@ -343,13 +343,47 @@ def torch_build() -> tuple[str, str | None] | None:
 # ------------------------------------------------------------------------------------------------------------ detection
 
 
-def detect(device: str = "auto") -> DeviceProfile:
-    """Return the profile of `auto` (a usable GPU, else the CPU), `cpu`, `cuda` or `cuda:N`."""
-    if device == "cpu":
-        return _cpu()
+def devices_of(device: str | Sequence[str]) -> list[str]:
+    """Return the names of the devices, which are different and of one kind; for `all` the usable cards. Imports torch
+    only for `all`. Several CPUs, `cpu:0` and `cpu:1`, are for tests. Raises DeviceUnavailable."""
+    if device == "all":
+        return _usable_cards()
+    names = [device] if isinstance(device, str) else list(device)
+    if len(names) == 1:
+        return names
+    shown = ", ".join(names)
+    if not names or not all(re.fullmatch(r"(cpu|cuda)(:\d+)?", name) for name in names):
+        raise DeviceUnavailable(f"devices {shown or 'without a name'}: several devices are written cuda:0, cuda:1 ...")
+    full = [kind + ":" + str(int(number or 0)) for kind, _, number in (name.partition(":") for name in names)]
+    if len({name.partition(":")[0] for name in full}) > 1:
+        raise DeviceUnavailable(f"devices {shown}: CPU and cards do not compute together; leave out the CPU")
+    if len(set(full)) < len(full):
+        raise DeviceUnavailable(f"devices {shown}: the same device is there twice; name each once")
+    return full
+
+
+def _usable_cards() -> list[str]:
+    import torch
+
+    found, refused = [], None
+    for index in range(torch.cuda.device_count()):
+        try:
+            found.append(detect(f"cuda:{index}").torch_name)
+        except DeviceUnavailable as error:  # without kernels in this build
+            refused = error
+    if not found:
+        raise refused or DeviceUnavailable(f'device "all": torch {torch.__version__} sees no CUDA device; use auto')
+    return found
+
+
+def detect(device: str | Sequence[str] = "auto") -> DeviceProfile:
+    """Return the profile of `auto` (a usable GPU, else the CPU), `cpu`, `cuda` or `cuda:N`; of several, the first."""
+    device = devices_of(device)[0]
+    if re.fullmatch(r"cpu(:\d+)?", device):
+        return replace(_cpu(), index=int(device.partition(":")[2] or 0))
     kind, colon, number = device.partition(":")
     if kind not in ("auto", "cuda") or (colon and not (kind == "cuda" and number.isdecimal())):
-        raise DeviceUnavailable(f"device {device!r} is not auto, cpu, cuda or cuda:N")
+        raise DeviceUnavailable(f"device {device!r} is not auto, cpu, cuda, cuda:N or all")
     import torch
 
     if not torch.cuda.is_available():

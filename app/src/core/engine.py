@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import time
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from functools import partial
-from typing import Protocol
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .agreement import squares
 from .backends import Backend, InputType, ModelUnsupported, NonFinite, TokenBatch, Vectors
-from .memory import MemoryLimits
+from .device import DeviceProfile, Precision
+from .memory import MemoryLimits, T4MemoryManager
 from .queue import SMALL_SHARE, BatchRunner, EmbeddingQueue, EngineStats, Lane, Request, Watcher
 from .tokens import piece_spans
 
@@ -28,16 +30,29 @@ _SHOWN_FIRST = "./all-MiniLM-L6-v2"
 QUEUED_PARTS = 2  # of one call, besides the part being tokenised
 
 
-class Engine(Protocol):
-    """One model behind a queue: on one device, on several, or in another process. Thread-safe.
+class Engine(ABC):
+    """One model behind a queue, on one device or on several. Thread-safe.
 
     `input_type` chooses the model's prompt, which is put before each text. Token counts and limits exclude it.
+    `path`, `matryoshka`, `languages` and `licence`: see ModelInfo.
     """
 
     model: str
     dimension: int
     max_tokens: int  # of the longest text, without special tokens and prompts; longer texts are cut
     fingerprint: str  # an id of everything that determines the vectors
+    prompts: dict[InputType, str]
+    matryoshka: Sequence[int]
+    weights_sha256: str
+    languages: tuple[str, ...]
+    licence: str
+    # The next six describe the device; of several devices, the first one.
+    precision: Precision
+    precision_reason: str
+    path: str
+    path_reason: str
+    profile: DeviceProfile
+    memory: T4MemoryManager
 
     def embed(
         self,
@@ -54,14 +69,21 @@ class Engine(Protocol):
         OutOfMemory if a single text does not fit, EngineOverloaded (interactive only), WorkerDied, EngineClosed,
         DeviceFailed.
         """
-        ...
+        unique, rows = _unique(texts)
+        vectors, _counts = self._computed(unique, lane, input_type, counted=False)
+        self._count_texts(len(texts), len(unique))
+        return _result(rows, normalize, vectors)
 
     def embed_counted(
         self, texts: Sequence[str], lane: Lane | None = None, *, input_type: InputType = "document"
     ) -> tuple[Vectors, list[int]]:
         """Return the vectors, and the token count of each whole text."""
-        ...
+        unique, rows = _unique(texts)
+        vectors, counts = self._computed(unique, lane, input_type, counted=True)
+        self._count_texts(len(texts), len(unique))
+        return _result(rows, True, vectors), counts[rows].tolist()
 
+    @abstractmethod
     def submit(
         self,
         texts: Sequence[str],
@@ -75,56 +97,91 @@ class Engine(Protocol):
 
         `counted` gets the token counts of the whole texts before they are queued; its exceptions reach the caller.
         """
-        ...
 
+    @abstractmethod
+    def _computed(
+        self, texts: Sequence[str], lane: Lane | None, input_type: InputType, *, counted: bool
+    ) -> tuple[Vectors, NDArray[np.intp]]:
+        """Return raw vectors of distinct texts; and, if `counted`, the token count of each whole text."""
+
+    @abstractmethod
+    def _count_texts(self, texts: int, computed: int) -> None:
+        """Add to the statistics a call's texts, and how many of them are distinct."""
+
+    @abstractmethod
     def check_room(self, texts: Sequence[str]) -> None:
         """Raise EngineOverloaded if it is certain without tokenising that these texts would be refused now."""
-        ...
 
+    @abstractmethod
     def count_tokens(self, texts: Sequence[str]) -> list[int]:
         """Return the token count of each whole text, without special tokens."""
-        ...
 
     def split(self, text: str, max_tokens: int, overlap: int) -> list[str]:
         """Return substrings of at most `max_tokens` tokens that together cover `text`.
 
         Each begins up to `overlap` tokens before the end of the previous one. Cuts are at white space, else at words.
         """
-        ...
+        if max_tokens < 1 or not 0 <= overlap < max_tokens:
+            raise ValueError(f"cannot split by {max_tokens} tokens with {overlap} overlapping: need 0 <= overlap < max")
+        return [text[begin:stop] for begin, stop in self.piece_spans(text, max_tokens, overlap)]
 
+    @abstractmethod
+    def piece_spans(self, text: str, max_tokens: int, overlap: int) -> Iterator[tuple[int, int]]:
+        """Yield the first character of each piece of `split`, and one after its last."""
+
+    @abstractmethod
     def configure_queue(self, *, max_wait: float | None = None, watcher: Watcher | None = None) -> None:
         """Set the queue's observer, and the expected wait (s) above which it refuses requests (None: no limit)."""
-        ...
 
+    @property
+    @abstractmethod
+    def token_budget(self) -> int:
+        """Return the current token budget of a batch."""
+
+    @property
+    @abstractmethod
+    def planned_tokens(self) -> int:
+        """Return the token budget without reductions after OutOfMemory."""
+
+    @abstractmethod
+    def stats(self) -> EngineStats:
+        """Return the totals since loading."""
+
+    @abstractmethod
     def stalled(self) -> float:
         """Return the seconds that a batch has been in progress without any result; 0.0 if none is in progress."""
-        ...
 
     @property
+    @abstractmethod
     def deaths(self) -> int:
         """Return how often the computing thread ended unexpectedly since it last computed a batch."""
-        ...
 
     @property
+    @abstractmethod
     def failed(self) -> str:
-        """Return why the device computes nothing more in this process; "" while it works. Then all calls raise
-        DeviceFailed."""
-        ...
+        """Return why the device computes nothing more in this process; "" while it works. Then all calls that compute
+        raise DeviceFailed."""
 
+    @abstractmethod
     def close(self) -> None:
         """Fail waiting calls with EngineClosed, wait for the batch in progress, free model and memory."""
-        ...
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
-class EmbeddingEngine:
-    """The `Engine` of one device. `path`, `matryoshka`, `languages` and `licence`: see ModelInfo."""
+class EmbeddingEngine(Engine):
+    """The engine of one device."""
 
     def __init__(
         self, backend: Backend, limits: MemoryLimits | None = None, *, clock: Callable[[], float] = time.monotonic
     ) -> None:
         info = backend.info
         self.model, self.dimension = info.name, info.dimension
-        self.prompts: dict[InputType, str] = {"query": info.query_prompt, "document": info.document_prompt}
+        self.prompts = {"query": info.query_prompt, "document": info.document_prompt}
         prompts = [prompt for prompt in self.prompts.values() if prompt]
         self.max_tokens = info.max_tokens - max(backend.count(prompts), default=0)
         if self.max_tokens < 1:
@@ -149,37 +206,17 @@ class EmbeddingEngine:
         self._runner = BatchRunner(backend, limits)
         self._queue = EmbeddingQueue(self._runner, clock=clock)
         self.memory = self._runner.memory
-        self.stats: Callable[[], EngineStats] = self._runner.stats
-        self.queued, self.stalled = self._queue.queued, self._queue.stalled
+        self.queued = self._queue.queued
 
     @property
     def token_budget(self) -> int:
-        """Return the current token budget of a batch."""
         return self.memory.token_budget
 
+    @property
+    def planned_tokens(self) -> int:
+        return self.memory.planned_tokens
+
     # -- vectors
-
-    def embed(
-        self,
-        texts: Sequence[str],
-        lane: Lane | None = None,
-        *,
-        input_type: InputType = "document",
-        normalize: bool = True,
-    ) -> Vectors:
-        unique, rows = _unique(texts)
-        vectors, _lengths = self._computed(unique, lane, input_type)
-        self._runner.count(texts=len(texts), computed_texts=len(unique))
-        return _result(rows, normalize, vectors)
-
-    def embed_counted(
-        self, texts: Sequence[str], lane: Lane | None = None, *, input_type: InputType = "document"
-    ) -> tuple[Vectors, list[int]]:
-        unique, rows = _unique(texts)
-        vectors, lengths = self._computed(unique, lane, input_type)
-        counts = self._whole_lengths(unique, lengths, input_type)[rows].tolist()
-        self._runner.count(texts=len(texts), computed_texts=len(unique))
-        return _result(rows, True, vectors), counts
 
     def submit(
         self,
@@ -194,7 +231,7 @@ class EmbeddingEngine:
         tokens = self._tokenize(unique, input_type)
         if counted is not None:
             counted(self._whole_lengths(unique, tokens.lengths, input_type)[rows].tolist())
-        self._runner.count(texts=len(texts), computed_texts=len(unique))
+        self._count_texts(len(texts), len(unique))
         request = Request(
             tokens,
             lane or self._queue.lane_of(tokens.tokens),
@@ -206,14 +243,13 @@ class EmbeddingEngine:
         return self._queue.add(request)
 
     def _computed(
-        self, texts: Sequence[str], lane: Lane | None, input_type: InputType
+        self, texts: Sequence[str], lane: Lane | None, input_type: InputType, *, counted: bool
     ) -> tuple[Vectors, NDArray[np.intp]]:
-        """Return raw vectors, and the token count of each cut text with special tokens and prompt."""
         self._runner.check_open()
         vectors = np.empty((len(texts), self.dimension), dtype=np.float32)
         lengths = np.zeros(len(texts), dtype=np.intp)
         pending: deque[Future[Vectors]] = deque()
-        parts = _parts(texts)
+        parts = divided(texts)
         try:
             for start, end in parts:
                 tokens = self._tokenize(texts[start:end], input_type)
@@ -228,7 +264,10 @@ class EmbeddingEngine:
         finally:
             for future in pending:
                 future.cancel()
-        return vectors, lengths
+        return vectors, self._whole_lengths(texts, lengths, input_type) if counted else lengths
+
+    def _count_texts(self, texts: int, computed: int) -> None:
+        self._runner.count(texts=texts, computed_texts=computed)
 
     def _tokenize(self, texts: Sequence[str], input_type: InputType) -> TokenBatch:
         self._runner.check_open()
@@ -243,17 +282,11 @@ class EmbeddingEngine:
     # -- tokens
 
     def count_tokens(self, texts: Sequence[str]) -> list[int]:
-        self._runner.check_open()
-        return self._backend.count(_strings(texts))
-
-    def split(self, text: str, max_tokens: int, overlap: int) -> list[str]:
-        if max_tokens < 1 or not 0 <= overlap < max_tokens:
-            raise ValueError(f"cannot split by {max_tokens} tokens with {overlap} overlapping: need 0 <= overlap < max")
-        return [text[begin:stop] for begin, stop in self.piece_spans(text, max_tokens, overlap)]
+        self._runner.check_open(computing=False)
+        return self._backend.count(strings(texts))
 
     def piece_spans(self, text: str, max_tokens: int, overlap: int) -> Iterator[tuple[int, int]]:
-        """Yield the first character of each piece of `split`, and one after its last."""
-        self._runner.check_open()
+        self._runner.check_open(computing=False)
         count = self._backend.count
         return piece_spans(text, self._backend.offsets(text), max_tokens, overlap, lambda piece: count([piece])[0])
 
@@ -280,6 +313,12 @@ class EmbeddingEngine:
         if sum(map(len, texts)) <= self.token_budget * SMALL_SHARE:  # a token has at least one character
             self._queue.refuse_if_crowded("interactive")  # without the lock: queueing checks again
 
+    def stats(self) -> EngineStats:
+        return self._runner.stats()
+
+    def stalled(self) -> float:
+        return self._queue.stalled()
+
     @property
     def deaths(self) -> int:
         return self._queue.deaths
@@ -292,14 +331,8 @@ class EmbeddingEngine:
         self._queue.close()
         self._runner.close()
 
-    def __enter__(self) -> EmbeddingEngine:
-        return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-
-def _strings(texts: Sequence[str]) -> list[str]:
+def strings(texts: Sequence[str]) -> list[str]:
     if isinstance(texts, str):
         raise TypeError("a list of texts is wanted, not one string")
     for index, text in enumerate(texts):
@@ -311,7 +344,7 @@ def _strings(texts: Sequence[str]) -> list[str]:
 def _unique(texts: Sequence[str]) -> tuple[list[str], NDArray[np.intp]]:
     """Return the distinct texts, and for each text its position among them."""
     places: dict[str, int] = {}
-    rows = np.fromiter((places.setdefault(text, len(places)) for text in _strings(texts)), np.intp, len(texts))
+    rows = np.fromiter((places.setdefault(text, len(places)) for text in strings(texts)), np.intp, len(texts))
     return list(places), rows
 
 
@@ -329,12 +362,13 @@ def _result(rows: NDArray[np.intp], normalize: bool, vectors: Vectors) -> Vector
     return vectors[rows] if len(vectors) < len(rows) else vectors
 
 
-def _parts(texts: Sequence[str]) -> list[tuple[int, int]]:
-    """Return the start and end of each part of a large call."""
+def divided(texts: Sequence[str], most: int | None = None) -> list[tuple[int, int]]:
+    """Return the start and end of each part of a large call. `most`: characters, less than REQUEST_CHARACTERS."""
+    most = most or REQUEST_CHARACTERS
     ends, start, characters = [], 0, 0
     for place, text in enumerate(texts):
         characters += len(text)
-        if place + 1 - start >= REQUEST_TEXTS or characters >= REQUEST_CHARACTERS:
+        if place + 1 - start >= REQUEST_TEXTS or characters >= most:
             ends.append((start, place + 1))
             start, characters = place + 1, 0
     return [*ends, (start, len(texts))] if start < len(texts) else ends

@@ -226,10 +226,10 @@ class BatchRunner:
         self.memory.succeeded(cost)
         self.count(batches=1, tokens=batch.tokens, padded_tokens=cost, compute_seconds=seconds, recomputed=recomputed)
 
-    def check_open(self) -> None:
+    def check_open(self, *, computing: bool = True) -> None:
         if self._closed:
             raise self.closed_error()
-        if self.failed:
+        if self.failed and computing:
             raise DeviceFailed(self.failed)
 
     def closed_error(self) -> EngineClosed:

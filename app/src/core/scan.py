@@ -1,7 +1,8 @@
 """Exact search with vectors on the card: one pass in fp16, with a bound on the rounding error of a score.
 
 The caller rescores the few rows that may be best with the exact vectors. Rows that do not fit into the card's memory
-are scanned elsewhere. The interfaces are those of `connector.stores.scan`.
+are scanned elsewhere. A search for which the card has no memory left is computed on the CPU. The interfaces are those
+of `connector.stores.scan`.
 """
 
 from __future__ import annotations
@@ -9,12 +10,14 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from .backends import OutOfMemory
+from .backends.torch.process import device_errors_mapped
 from .device import DeviceProfile
 from .memory import T4MemoryManager
 
@@ -32,6 +35,7 @@ _EPSILON = float(np.finfo(np.float32).eps)
 Vectors = NDArray[np.float32]
 # Queries (q, d) and rows (n, d), both fp16 -> dot products (q, n), summed in fp32.
 Product = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+Result = TypeVar("Result")
 
 
 class CardScan:
@@ -44,7 +48,7 @@ class CardScan:
         self.device, self.memory, self.elsewhere = torch.device(profile.torch_name), memory, elsewhere
         on_cpu = self.device.type == "cpu"
         self._stream = None if on_cpu else torch.cuda.Stream(self.device, priority=-1)  # type: ignore[no-untyped-call]
-        self.product: Product = lambda queries, rows: torch.mm(queries.float(), rows.float().T)
+        self.product: Product = _product
         with self.work():
             rows = torch.randn(300, 512, generator=torch.Generator().manual_seed(3)).half().to(self.device)
             queries = rows[:3]  # their products with themselves are large, which shows rounding
@@ -61,9 +65,23 @@ class CardScan:
 
     @contextlib.contextmanager
     def work(self) -> Iterator[None]:
+        """Use the card's stream. Raises OutOfMemory, DeviceFailed."""
         beside = torch.cuda.stream(self._stream) if self._stream else contextlib.nullcontext()
-        with torch.inference_mode(), beside:
+        with device_errors_mapped(self.device), torch.inference_mode(), beside:
             yield
+
+    def search(self, work: Callable[[torch.device, Product], Result]) -> Result:
+        """Do `work` on the card, or on the CPU if the card has no memory left for it: other programs may take it."""
+        try:
+            with self.work():
+                return work(self.device, self.product)
+        except OutOfMemory:
+            with self.work():
+                return work(torch.device("cpu"), _product)
+
+
+def _product(queries: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    return torch.mm(queries.float(), rows.float().T)
 
 
 def _mixed_product(queries: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
@@ -104,7 +122,7 @@ class CardCopy:
             block = self._open_block(1.0)
             if block is not None:
                 some = vectors[done : done + min(block.room, ROWS_AT_ONCE)]
-                with contextlib.suppress(torch.OutOfMemoryError), self._card.work():  # treat as no room for a block
+                with contextlib.suppress(OutOfMemory), self._card.work():  # treat as no room for a block
                     exact = torch.tensor(some).to(self._card.device)
                     rounded = exact.half()
                     lost = torch.linalg.vector_norm((exact - rounded.float()).double(), dim=1)
@@ -117,7 +135,12 @@ class CardCopy:
             self._rest.append(vectors[done:])
 
     def kept(self, rows: NDArray[np.bool_]) -> CardCopy:
-        """Return a copy with these rows. Raises MemoryError if the card has no room for it."""
+        try:
+            return self._kept(rows)
+        except OutOfMemory as error:
+            raise MemoryError("the card's memory does not hold the rows that are kept") from error
+
+    def _kept(self, rows: NDArray[np.bool_]) -> CardCopy:
         other = CardCopy(self._card, self._dimension)
         other._lost = self._lost
         start = 0
@@ -129,7 +152,7 @@ class CardCopy:
                 while len(kept):
                     target = other._open_block(KEPT_SHARE)
                     if target is None:
-                        raise MemoryError("the card's memory does not hold the rows that are kept")
+                        raise OutOfMemory("no block can be booked")
                     room = target.room
                     other._write(target, kept[:room])
                     kept = kept[room:]
@@ -156,7 +179,7 @@ class CardCopy:
         try:
             with self._card.work():  # on the stream that uses the block: others may still write to its memory
                 self._blocks.append(_Block(self._card, rows, self._dimension))
-        except torch.OutOfMemoryError:  # other programs took the memory; the booking ended with the block
+        except OutOfMemory:  # other programs took the memory; the booking ended with the block
             return None
         return self._blocks[-1]
 
@@ -175,13 +198,17 @@ class CardView:
         self._rest = rest
 
     def rank(self, queries: Vectors, allowed: NDArray[np.bool_] | None) -> list[Ranking]:
-        with self._card.work():
-            halves, errors = self._queries(queries)
-            found = [self._card.product(halves, part) for part in self._parts]
-            scores = torch.cat(found, dim=1) if found else halves.new_zeros((len(queries), 0), dtype=torch.float32)
+        halves, errors = self._queries(queries)
+
+        def scan(device: torch.device, product: Product) -> torch.Tensor:
+            asked = halves.to(device)
+            found = [product(asked, part.to(device)) for part in self._parts]
+            scores = torch.cat(found, dim=1) if found else asked.new_zeros((len(queries), 0), dtype=torch.float32)
             if allowed is not None:
-                mask = torch.tensor(~allowed[: self._rows]).to(self._card.device)
-                scores.masked_fill_(mask, -torch.inf)
+                scores.masked_fill_(torch.tensor(~allowed[: self._rows]).to(device), -torch.inf)
+            return scores
+
+        scores = self._card.search(scan)
         ranked: list[Ranking] = [_Scored(self._card, row, error) for row, error in zip(scores, errors, strict=True)]
         if self._rest is None:
             return ranked
@@ -190,24 +217,27 @@ class CardView:
 
     def rank_rows(self, query: NDArray[np.float32], rows: Positions) -> Ranking:
         here = int(np.searchsorted(rows, self._rows))
-        with self._card.work():
-            halves, (error,) = self._queries(query[None])
-            cuts = np.searchsorted(rows[:here], self._ends)
-            starts, firsts = np.insert(cuts, 0, 0)[:-1], np.insert(self._ends, 0, 0)[:-1]
+        halves, (error,) = self._queries(query[None])
+        cuts = np.searchsorted(rows[:here], self._ends)
+        starts, firsts = np.insert(cuts, 0, 0)[:-1], np.insert(self._ends, 0, 0)[:-1]
+
+        def scan(device: torch.device, product: Product) -> torch.Tensor:
+            asked = halves.to(device)
             found = [
-                self._card.product(halves, part[torch.tensor(rows[start:end] - first).to(self._card.device)])
+                product(asked, part.to(device)[torch.tensor(rows[start:end] - first).to(device)])
                 for part, start, end, first in zip(self._parts, starts, cuts, firsts, strict=True)
                 if start < end
             ]
-            scores = torch.cat(found, dim=1)[0] if found else halves.new_zeros(0, dtype=torch.float32)
-        ranked = _Scored(self._card, scores, error, rows[:here])
+            return torch.cat(found, dim=1)[0] if found else asked.new_zeros(0, dtype=torch.float32)
+
+        ranked = _Scored(self._card, self._card.search(scan), error, rows[:here])
         if self._rest is None:
             return ranked
         return _Joined(ranked, self._rest.rank_rows(query, rows[here:] - self._rows), self._rows)
 
     def _queries(self, queries: Vectors) -> tuple[torch.Tensor, list[float]]:
-        """Return the queries in fp16, and the error bound of each one's scores: |x.q - x'.q'| <= |x - x'| |q| +
-        |x'| |q - q'|, plus the rounding of a sum of `dimension` products in fp32."""
+        """Return the queries in fp16 on the CPU, and the error bound of each one's scores: |x.q - x'.q'| <=
+        |x - x'| |q| + |x'| |q - q'|, plus the rounding of a sum of `dimension` products in fp32."""
         halves = queries.astype(np.float16)
         exact = queries.astype(np.float64)
         lengths = np.linalg.norm(exact, axis=1)
@@ -215,7 +245,7 @@ class CardView:
         longest = 1.0 + 1e-6 + self._lost
         added = max(queries.shape[1], 16) * _EPSILON * longest * (lengths + lost)
         errors = self._lost * lengths + longest * lost + added
-        return torch.tensor(halves).to(self._card.device), [float(error) for error in errors]
+        return torch.tensor(halves), [float(error) for error in errors]
 
 
 class _Scored:
@@ -231,11 +261,15 @@ class _Scored:
         count = min(count, len(self._scores))
         if not count:
             return np.empty(0, dtype=np.int64), -np.inf
-        with self._card.work():
-            last = min(1.0, float(torch.topk(self._scores, count, sorted=False).values.min()))
+
+        def choose(device: torch.device, _: Product) -> tuple[float, Positions]:
+            scores = self._scores.to(device)
+            last = min(1.0, float(torch.topk(scores, count, sorted=False).values.min()))
             least = np.nextafter(np.float32(last - 2 * self._error), np.float32(-np.inf))
-            reach = self._scores > -torch.inf if last == -np.inf else self._scores >= float(least)
-            chosen: Positions = torch.nonzero(reach).squeeze(1).cpu().numpy()
+            reach = scores > -torch.inf if last == -np.inf else scores >= float(least)
+            return last, torch.nonzero(reach).squeeze(1).cpu().numpy()
+
+        last, chosen = self._card.search(choose)
         floor = -np.inf if last == -np.inf else last - self._error
         return (chosen if self._rows is None else self._rows[chosen]), floor
 

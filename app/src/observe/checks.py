@@ -38,7 +38,7 @@ from connector.model import CollectionSpec
 
 if TYPE_CHECKING:
     from app.src.core.device import Setting
-    from app.src.core.engine import EmbeddingEngine
+    from app.src.core.engine import Engine
     from app.src.service.wiring import EngineEmbedder, Parts
 
 PROBE_SECONDS = 3.0  # for the engine to answer; after that, the check fails only if a batch has stalled
@@ -391,7 +391,7 @@ class Checks:
         return "store.hana" if hana is self.settings.store.hana else "hana"
 
 
-def choices(engine: EmbeddingEngine) -> list[Setting]:
+def choices(engine: Engine) -> list[Setting]:
     """Return the choices of a loaded engine on its device, with reasons; a value of None: not available here."""
     from app.src.core.device import Setting, settings_of
 

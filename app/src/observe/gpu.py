@@ -16,7 +16,7 @@ from app.src.settings import EmbeddingSettings
 from connector.extras import install_command
 
 if TYPE_CHECKING:
-    from app.src.core.engine import EmbeddingEngine
+    from app.src.core.engine import Engine
 
 # Reading torch from a cold disk and creating a context take 3 to 20 s, on a slow disk minutes: api and
 # worker may do it in parallel. The start periods of Dockerfile.t4, the compose file and the probes include it.
@@ -130,7 +130,7 @@ def why_no_gpu(embedding: EmbeddingSettings) -> Fault | None:
     return None
 
 
-def gpu_missing(embedding: EmbeddingSettings, engine: EmbeddingEngine | None) -> Fault | None:
+def gpu_missing(embedding: EmbeddingSettings, engine: Engine | None) -> Fault | None:
     """Return why the CPU computes although a GPU is required (USE_GPU=true), with the fix, or None. Without an engine
     it checks what is installed."""
     if not embedding.expect_gpu or (engine is not None and engine.profile.kind == "cuda"):

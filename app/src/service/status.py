@@ -29,7 +29,7 @@ from connector.sync.feeds.watermark import behind
 from connector.sync.schema import WRITTEN
 
 if TYPE_CHECKING:
-    from app.src.core.engine import EmbeddingEngine
+    from app.src.core.engine import Engine
 
 DISTRIBUTION = "owl-sap-connector"
 GPU_WITHIN = 2.0  # seconds to wait for NVIDIA's driver: it needs 50 ms a card, but may hang after a card has failed
@@ -269,7 +269,7 @@ class Status:
 _OF_ENGINE = ("model", "dimension", "max_tokens", "languages", "licence", "fingerprint")
 
 
-def _engine(engine: EmbeddingEngine) -> dict[str, Any]:
+def _engine(engine: Engine) -> dict[str, Any]:
     device = {"kind": engine.profile.kind, "name": engine.profile.name}
     chosen = ("precision", "precision_reason", "path", "path_reason")
     return {

@@ -32,7 +32,7 @@ from connector.stores.scan import Int8Scan, ScanCopy, VectorScan
 from connector.stores.store import VectorStore
 
 if TYPE_CHECKING:
-    from app.src.core.engine import EmbeddingEngine
+    from app.src.core.engine import Engine
     from app.src.core.onnx_export.serving import GraphOptions
     from app.src.core.queue import Lane
 
@@ -47,7 +47,7 @@ class EngineEmbedder:
 
     def __init__(
         self,
-        engine: EmbeddingEngine,
+        engine: Engine,
         metrics: Metrics | None = None,
         *,
         max_wait: float | None = None,
@@ -162,7 +162,7 @@ def _translated() -> Iterator[None]:
 class EnginesScan:
     """A `VectorScan` for the local store, on the engine's card. Loads nothing before the first vector search."""
 
-    def __init__(self, engine: Callable[[], EmbeddingEngine], *, wanted: bool) -> None:
+    def __init__(self, engine: Callable[[], Engine], *, wanted: bool) -> None:
         """`wanted`: a card is required, so that a missing one is an error."""
         self._engine = engine
         self._wanted = wanted
@@ -232,11 +232,11 @@ class Parts:
         self.settings = self.settings.model_copy(update={"collections": (*self.settings.collections, block)})
 
     @property
-    def engine(self) -> EmbeddingEngine:
+    def engine(self) -> Engine:
         return self.embedder.engine
 
     @property
-    def engines_loaded(self) -> list[EmbeddingEngine]:
+    def engines_loaded(self) -> list[Engine]:
         """Return the loaded engines: that of [embedding], and those of collections with their own model."""
         return [each.engine for each in list(self._models.values())]
 
@@ -246,7 +246,7 @@ class Parts:
         because the context of a GPU cannot be made again."""
         return next((engine.failed for engine in self.engines_loaded if engine.failed), self._failed)
 
-    def engine_if_loaded(self, collection: str | None = None) -> EmbeddingEngine | None:
+    def engine_if_loaded(self, collection: str | None = None) -> Engine | None:
         """Return the loaded engine of a collection's configured model (None: of [embedding]), or None."""
         there = self._models.get(replace(self.configured(collection), weights_sha256=None))
         return None if there is None else there.engine
@@ -388,7 +388,7 @@ class Parts:
 
         return GraphOptions(cache=self.graphs_folder, **self.settings.tensorrt.model_dump())
 
-    def load(self, model: ModelSource | None = None) -> EmbeddingEngine:
+    def load(self, model: ModelSource | None = None) -> Engine:
         """Load a model (None: the configured one) on the configured device; the caller closes it."""
         from app.src.core.loading import EngineOptions, load_engine
 

@@ -36,7 +36,7 @@ from connector.model import CollectionSpec, ModelSource
 from connector.protocols import Source
 
 if TYPE_CHECKING:
-    from app.src.core.engine import EmbeddingEngine
+    from app.src.core.engine import Engine
 
 RECIPE = {"epochs": 1, "batch_size": 16, "learning_rate": 2e-5, "seed": 7}
 _EMBEDDED_AT_ONCE = 512  # texts between two checks of `TrainingObserver.stop`
@@ -75,7 +75,7 @@ class Finetuning:
     model: ModelSource
     out: Path
     source: Callable[[], Source]
-    load: Callable[[ModelSource], EmbeddingEngine]
+    load: Callable[[ModelSource], Engine]
     device: str
     page_rows: int
     observer: TrainingObserver

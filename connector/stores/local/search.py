@@ -10,7 +10,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
@@ -180,10 +180,11 @@ class CollectionIndex:
         described = bool((gone == 0).any())  # changed metadata makes cached filters invalid
         filtered = FilterCache() if described else last.filtered
         if live * 2 < len(all_alive):
-            self._copy, filtered = self._copy.kept(all_alive), FilterCache()
-            left, self._ids = self._ids.view()[:, all_alive], Column(1, np.int64)
-            self._ids.append(left)
-            all_alive = np.ones(live, np.bool_)
+            with suppress(MemoryError):  # a GPU without room for a second copy; the next change tries again
+                copy, ids = self._copy.kept(all_alive), Column(1, np.int64)
+                ids.append(self._ids.view()[:, all_alive])
+                all_alive = np.ones(live, np.bool_)
+                self._copy, self._ids, filtered = copy, ids, FilterCache()
         self._newest = Snapshot(mark, self._ids.view()[0], all_alive, live, self._copy.view(), filtered)
 
 

@@ -3,7 +3,8 @@
 # shellcheck disable=SC2154  # names of base.sh and of the script itself
 
 # Measures before the service starts: only one process then computes on the card, in a container with memory of its own.
-# A failed measurement never fails a deployment. `timeout` inside ends it, because ending the docker client would not.
+# A failed measurement never fails a deployment. `timeout` inside ends the container, and the kernel kills all that is left
+# in it; ending the docker client would end neither.
 readonly measure_seconds=180
 show_figures() {
   begin "measuring" "What ran before still runs; nothing was started."

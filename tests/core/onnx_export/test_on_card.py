@@ -14,11 +14,11 @@ from app.src.core.loading import load_engine
 from app.src.core.memory import MemoryLimits
 from app.src.core.onnx_export.optimizer import calibrate, embedded
 from app.src.core.onnx_export.serving import CUDA, TENSORRT, GraphOptions, GraphServing
+from tests.core.conftest import MINILM
 from tests.core.test_pytorch import ODD, mixed_lengths
 
 pytestmark = [pytest.mark.gpu, pytest.mark.slow]
 
-MINILM = "all-MiniLM-L6-v2"
 TEXTS = [text for text in dict.fromkeys([*ODD, *mixed_lengths(200)]) if text.strip()]
 
 

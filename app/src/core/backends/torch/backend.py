@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...device import ELEMENT_BYTES, choose_precision, detect
+from ...device import ELEMENT_BYTES, DeviceProfile, choose_precision, detect
 from ...memory import PROBE_TOKENS, MemoryLimits, TokenCost, measured_cost
 from .. import ModelInfo, OutOfMemory, Pause, Running, TokenBatch, Vectors
 from ..folder import check_files, display_name, find_folder, read_folder, sha256_of
@@ -33,16 +34,17 @@ _log = logging.getLogger(__name__)
 class EngineOptions:
     """What to load and how. `model`: a packaged name, a folder, a cached hub id, or, for `load_engine`, hash:N.
 
-    `precision`: auto fp32 tf32 fp16 bf16; `device`: auto cpu cuda cuda:N. `weights_sha256` and `revision` pin a
-    model that is not packaged. Prompts that are not None replace the model's own. `threads`: torch's CPU threads, for
-    the whole process; None leaves the number as is. `packed` False forces padded batches, for comparison. `graphs`: on
-    a card, replay small batches if measured faster. `experimental_kernels`: on a card, try fused kernels, which
-    no card has run yet; `path_reason` names those that were taken.
+    `precision`: auto fp32 tf32 fp16 bf16; `device`: auto cpu cuda cuda:N; for `load_engine` also several of them, or
+    "all" cards. `weights_sha256` and `revision` pin a model that is not packaged. Prompts that are not None replace the
+    model's own. `threads`: torch's CPU threads in each process; None leaves the number as is. `packed` False forces
+    padded batches, for comparison. `graphs`: on a card, replay small batches if measured faster.
+    `experimental_kernels`: on a card, try fused kernels, which no card has run yet; `path_reason` names those that were
+    taken.
     """
 
     model: str = "all-MiniLM-L6-v2"
     precision: str = "auto"
-    device: str = "auto"
+    device: str | Sequence[str] = "auto"
     threads: int | None = None
     weights_sha256: str | None = None
     revision: str | None = None
@@ -116,11 +118,11 @@ class TorchBackend(TokenizingBackend):
     @classmethod
     def load(cls, options: EngineOptions) -> TorchBackend:
         """Load a model. Raises ModelNotFound, ModelUnsupported, WeightsMismatch, DeviceUnavailable."""
-        return on_compute_thread(lambda: cls(options))
+        return on_compute_thread(lambda: cls(options), _compute_thread(detect(options.device)))
 
     def forward(self, batch: TokenBatch, *, exact: bool = False, pause: Pause | None = None) -> Vectors:
         if self._downloads is None or (exact and self._exact_on_cpu):
-            return on_compute_thread(lambda: self._computed(batch, exact, pause))
+            return on_compute_thread(lambda: self._computed(batch, exact, pause), _compute_thread(self.profile))
         try:
             return self._launched(batch, exact, self._downloads)()
         except OutOfMemory:
@@ -200,6 +202,10 @@ class TorchBackend(TokenizingBackend):
             self._exact = load_exact(self._folder, replace(self._target, profile=profile), self._encoder)
             self._memory.hold(self._exact, max(0, reserved_bytes(profile) - before))
         return self._exact
+
+
+def _compute_thread(profile: DeviceProfile) -> int:
+    return profile.index if profile.kind == "cpu" else 0
 
 
 def _target(options: EngineOptions) -> tuple[Target, str]:

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import cache
 from typing import Any, TypeVar
 
 from ...device import DeviceProfile, Precision
@@ -21,22 +22,29 @@ Result = TypeVar("Result")
 # OpenMP keeps a team of workers for every thread that ever computed in parallel, and idle teams slow down the active
 # one: on 2 cores, texts take 4 to 8 % longer from a second thread. So models are loaded and run on one thread.
 _here = threading.local()
-_thread = ThreadPoolExecutor(
-    1, thread_name_prefix="owl-sap-compute", initializer=lambda: setattr(_here, "computes", True)
-)
+
+
+@cache
+def _thread(number: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(
+        1, thread_name_prefix="owl-sap-compute", initializer=lambda: setattr(_here, "computes", True)
+    )
+
+
 _works = itertools.count(1)
 # Calls after which free memory is returned to the system, which takes 6 ms about every two seconds of batches. Tensors
 # of varying sizes fragment the heap, and glibc keeps the pieces.
 TRIM_EVERY = 64
 
 
-def on_compute_thread(work: Callable[[], Result]) -> Result:
-    """Run `work` on the compute thread; return its result or raise its error. `work` may also call this function."""
+def on_compute_thread(work: Callable[[], Result], number: int = 0) -> Result:
+    """Run `work` on the compute thread; return its result or raise its error. `work` may also call this function.
+    `number`: another thread, for the device cpu:N."""
     if getattr(_here, "computes", False):
         return work()
-    done = _thread.submit(work)
+    done = _thread(number).submit(work)
     if next(_works) % TRIM_EVERY == 0:
-        _thread.submit(give_back)
+        _thread(number).submit(give_back)
     try:
         return done.result()
     finally:

@@ -1,0 +1,256 @@
+"""One model on several devices of this machine, an engine for each, behind the interface of one engine."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from dataclasses import dataclass, field, fields, replace
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .backends import DeviceFailed, EngineClosed, InputType, NonFinite, Vectors
+from .child import ChildEngine
+from .engine import EmbeddingEngine, Engine, divided, strings
+from .queue import SMALL_SHARE, EngineOverloaded, EngineStats, Lane, Watcher, WorkerDied
+
+# A large call is divided into parts, but not below the share of a batch from which a request counts as bulk work.
+# Several parts for each device even out devices of different speed; IN_FLIGHT of a call wait at each.
+PARTS, IN_FLIGHT = 4, 2
+CHARACTERS = 4  # of a token, about
+# Errors that say nothing about the texts: another member computes them, and this one gets no more work.
+MEMBER_LOST = (DeviceFailed, WorkerDied, EngineClosed)
+
+Member = EmbeddingEngine | ChildEngine
+_log = logging.getLogger(__name__)
+
+
+class EnginePool(Engine):
+    """Gives each part of a call to the member with the fewest waiting characters.
+
+    Runs on as long as one member works; a member that has failed gets no work again. The first member must be in this
+    process: it also counts and splits. Each member has a device and a queue of its own.
+    """
+
+    def __init__(self, members: Sequence[Member]) -> None:
+        first = members[0]
+        assert isinstance(first, EmbeddingEngine), "the first member must be in this process"
+        self.members = tuple(members)
+        self._first = first
+        for name in Engine.__annotations__:
+            setattr(self, name, getattr(first, name))
+        self._lock = threading.RLock()
+        self._waiting = dict.fromkeys(self.members, 0)  # characters
+        self._lost: dict[Member, str] = {}
+        self._counts = Counter[str]()
+        self._closed = False
+
+    # -- vectors
+
+    def _computed(
+        self, texts: Sequence[str], lane: Lane | None, input_type: InputType, *, counted: bool
+    ) -> tuple[Vectors, NDArray[np.intp]]:
+        self._check_open()
+        vectors = np.empty((len(texts), self.dimension), dtype=np.float32)
+        counts = np.zeros(len(texts), dtype=np.intp)
+        parts = deque(self._parts(texts))
+        lane = lane or ("bulk" if len(parts) > 1 else None)
+        pending: dict[Future[Vectors], slice] = {}
+        try:
+            while parts or pending:
+                while parts and len(pending) < IN_FLIGHT * len(self._working()):
+                    part = slice(*parts.popleft())
+                    count = partial(counts.__setitem__, part) if counted else None
+                    pending[_Part(self, texts[part], lane, input_type, False, count).queue()] = part
+                for future in wait(pending, return_when=FIRST_COMPLETED).done:
+                    part = pending.pop(future)
+                    try:
+                        vectors[part] = future.result()
+                    except NonFinite as error:  # of all parts; the caller raises it with positions in the call
+                        vectors[part] = 1
+                        vectors[part][list(error.indices)] = np.nan
+        finally:
+            for future in pending:
+                future.cancel()
+        return vectors, counts
+
+    def submit(
+        self,
+        texts: Sequence[str],
+        lane: Lane | None = None,
+        *,
+        input_type: InputType = "document",
+        normalize: bool = True,
+        counted: Callable[[list[int]], None] | None = None,
+    ) -> Future[Vectors]:
+        """As `Engine.submit`; the call goes whole to one member."""
+        self._check_open()
+        future = _Part(self, strings(texts), lane, input_type, normalize, counted).queue()
+        self._count_texts(len(texts), len(set(texts)))
+        return future
+
+    def _parts(self, texts: Sequence[str]) -> list[tuple[int, int]]:
+        """Return the start and end of each part of a call."""
+        total = sum(map(len, texts)) + len(texts)
+        least = int(self._first.planned_tokens * SMALL_SHARE * CHARACTERS)
+        each = max(least, -(-total // (PARTS * len(self._working()))))
+        return divided(texts, each) if total >= 2 * least else [(0, len(texts))][: len(texts)]
+
+    # -- members
+
+    @property
+    def failures(self) -> list[str]:
+        """Return for each member why it computes nothing more; "" while it works."""
+        return [self._lost.get(member) or member.failed for member in self.members]
+
+    @property
+    def failed(self) -> str:
+        return "; ".join(self.failures) if all(self.failures) else ""
+
+    def _working(self) -> list[Member]:
+        """Return the members that can compute. Raises DeviceFailed if there is none."""
+        if failed := self.failed:
+            raise DeviceFailed(failed)
+        return [member for member, failure in zip(self.members, self.failures, strict=True) if not failure]
+
+    def reserve(self, size: int) -> Member:
+        """Return the member with the least work, and count `size` characters more."""
+        with self._lock:
+            member = min(self._working(), key=self._waiting.__getitem__)
+            self._waiting[member] += size
+        return member
+
+    def release(self, member: Member, size: int, error: BaseException | None = None) -> bool:
+        """Count `size` characters less; return whether another member should compute them, because this one has failed:
+        it gets no more work."""
+        with self._lock:
+            self._waiting[member] -= size
+            if self._closed or not isinstance(error, MEMBER_LOST):
+                return False
+            known = member in self._lost
+            self._lost.setdefault(member, str(error))
+        if not known:
+            _log.error("%s computes nothing more on %s: %s", self.model, member.profile.torch_name, error)
+        return True
+
+    # -- tokens
+
+    def count_tokens(self, texts: Sequence[str]) -> list[int]:
+        return self._first.count_tokens(texts)
+
+    def piece_spans(self, text: str, max_tokens: int, overlap: int) -> Iterator[tuple[int, int]]:
+        return self._first.piece_spans(text, max_tokens, overlap)
+
+    # -- the queues
+
+    def configure_queue(self, *, max_wait: float | None = None, watcher: Watcher | None = None) -> None:
+        for member in self.members:
+            member.configure_queue(max_wait=max_wait, watcher=watcher)
+
+    def check_room(self, texts: Sequence[str]) -> None:
+        crowded = None
+        for member in self._working():
+            try:
+                return member.check_room(texts)
+            except EngineOverloaded as error:
+                crowded = error
+        assert crowded is not None
+        raise crowded
+
+    @property
+    def token_budget(self) -> int:
+        """Return the sum of the members' budgets."""
+        return sum(member.token_budget for member in self.members)
+
+    @property
+    def planned_tokens(self) -> int:
+        return sum(member.planned_tokens for member in self.members)
+
+    def stats(self) -> EngineStats:
+        """Return the sums over all members; `texts` as the callers gave them."""
+        each = [member.stats() for member in self.members]
+        sums = {item.name: sum(getattr(stats, item.name) for stats in each) for item in fields(EngineStats)}
+        return replace(EngineStats(**sums), **{name: self._counts[name] for name in ("texts", "computed_texts")})
+
+    def _count_texts(self, texts: int, computed: int) -> None:
+        with self._lock:
+            self._counts.update(texts=texts, computed_texts=computed)
+
+    def stalled(self) -> float:
+        """Return the longest time of a working member."""
+        return max(member.stalled() for member in self._working()) if not self.failed else 0.0
+
+    @property
+    def deaths(self) -> int:
+        return max(member.deaths for member in self._working()) if not self.failed else 0
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise EngineClosed(f"the engine of {self.model} is closed")
+
+    def close(self) -> None:
+        self._closed = True
+        for member in self.members:
+            member.close()
+
+
+@dataclass(eq=False, slots=True)
+class _Part:
+    """Texts for one member, or for another one if it fails."""
+
+    pool: EnginePool
+    texts: Sequence[str]
+    lane: Lane | None
+    input_type: InputType
+    normalize: bool
+    counted: Callable[[list[int]], None] | None  # None after it was called
+    answer: Future[Vectors] = field(default_factory=Future)
+
+    def queue(self) -> Future[Vectors]:
+        """Queue the texts at the member with the least work. Raises its errors."""
+        size = sum(map(len, self.texts)) + len(self.texts)
+        while True:
+            member = self.pool.reserve(size)
+            try:
+                future = member.submit(
+                    self.texts,
+                    self.lane,
+                    input_type=self.input_type,
+                    normalize=self.normalize,
+                    counted=None if self.counted is None else self._count,
+                )
+            except BaseException as error:
+                if not self.pool.release(member, size, error):
+                    raise
+            else:
+                self.answer.add_done_callback(partial(_cancel, future))
+                future.add_done_callback(partial(self._answered, member, size))
+                return self.answer
+
+    def _count(self, counts: list[int]) -> None:
+        counted, self.counted = self.counted, None
+        assert counted is not None
+        counted(counts)
+
+    def _answered(self, member: Member, size: int, future: Future[Vectors]) -> None:
+        error = None if future.cancelled() else future.exception()
+        if self.pool.release(member, size, error):
+            try:
+                self.queue()
+                return
+            except Exception as another:
+                error = another
+        if not future.cancelled() and self.answer.set_running_or_notify_cancel():
+            if error is None:
+                self.answer.set_result(future.result())
+            else:
+                self.answer.set_exception(error)
+
+
+def _cancel(future: Future[Vectors], answer: Future[Vectors]) -> None:
+    if answer.cancelled():
+        future.cancel()

@@ -1,0 +1,129 @@
+"""A run of the proof as its parts see it: device, models, time; and processes of their own for whatever may end one."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import time
+import traceback
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from app.src.benchmark.harness import Figure, Target
+from app.src.core.device import DeviceProfile, detect
+from app.src.core.engine import EmbeddingEngine
+from app.src.core.loading import EngineOptions, load_engine
+
+from .models import SHAPES, TINY, Shape, make, minilm
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """`ends`: by time.monotonic, when a part begins nothing new. `start`: how processes are started, fork or spawn.
+    `folder`: for model folders, shared by all parts. `quick`: tiny models and few texts."""
+
+    device: str
+    folder: Path
+    ends: float
+    quick: bool = False
+    rounds: int = 3
+    precision: str = "auto"
+    model: Path | None = None
+    start: str = "fork"
+
+    @property
+    def profile(self) -> DeviceProfile:
+        """Return the device's profile. On a card this begins to use CUDA in this process."""
+        return detect(self.device)
+
+    @property
+    def on_card(self) -> bool:
+        return self.device != "cpu"
+
+    @property
+    def left(self) -> float:
+        """Return the seconds until `ends`."""
+        return self.ends - time.monotonic()
+
+    def goal(self, target: Target | None) -> Target | None:
+        """Return the target where it counts: real shapes on a card."""
+        return target if self.on_card and not self.quick else None
+
+    def folder_of(self, name: str) -> tuple[Shape, Path]:
+        """Return the shape and folder of a model, and make it once."""
+        shape, place = (TINY if self.quick else SHAPES)[name], self.folder / name
+        if not place.exists():
+            make(place, shape, minilm(self.model))
+        return shape, place
+
+    def options(self, name: str, **more: Any) -> EngineOptions:
+        _, folder = self.folder_of(name)
+        return EngineOptions(str(folder), **{"device": self.device, "precision": self.precision} | more)
+
+    def engine(self, name: str, **more: Any) -> EmbeddingEngine:
+        """Load our engine. `more`: further EngineOptions."""
+        return load_engine(self.options(name, **more))
+
+
+# Yields figures; and sentences, which become notes of the report.
+Part = Callable[[Run], Iterable[Figure | str]]
+
+
+class WrongVectors(Exception):
+    """A way to compute gave other vectors, or texts were lost."""
+
+
+class PartFailed(Exception):
+    """The work in another process raised, was ended, or took too long."""
+
+
+def apart(start: str, work: Callable[[], Iterable[Any]], ends: float) -> Iterator[Any]:
+    """Yield what `work` yields in a process of its own, so that a CUDA error, a crash or a hang ends only that one.
+
+    `start` "fork" takes no time, and requires that this process has not used CUDA. `ends`: by time.monotonic; then the
+    process and its children are ended. Raises PartFailed.
+    """
+    context: Any = multiprocessing.get_context(start)
+    receiving, sending = context.Pipe(duplex=False)
+    outermost = multiprocessing.parent_process() is None
+    process = context.Process(target=_send_all, args=(work, sending, outermost))
+    process.start()
+    sending.close()
+    try:
+        while True:
+            if not receiving.poll(max(0.0, ends - time.monotonic())):
+                raise PartFailed("out of time: ended")
+            try:
+                found = receiving.recv()
+            except EOFError:
+                process.join(5)
+                if process.exitcode:
+                    raise PartFailed(f"the process ended with exit code {process.exitcode}") from None
+                return
+            if isinstance(found, PartFailed):
+                raise found
+            yield found
+    finally:
+        if outermost:
+            with contextlib.suppress(ProcessLookupError):  # the process and all that it started
+                os.killpg(process.pid, signal.SIGKILL)
+        process.kill()
+        process.join()
+        receiving.close()
+
+
+def _send_all(work: Callable[[], Iterable[Any]], sending: Any, leads_group: bool) -> None:
+    if leads_group:
+        os.setpgid(0, 0)
+    try:
+        for each in work():
+            sending.send(each)
+    except Exception as error:
+        traceback.print_exc()
+        sending.send(PartFailed(f"{type(error).__name__}: {error}"[:300]))
+    finally:
+        sending.close()
