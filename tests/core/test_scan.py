@@ -279,12 +279,12 @@ def test_rows_that_are_kept_need_room_beside_the_old_ones(monkeypatch: pytest.Mo
     memory = manager(FIRST_ROWS)
     copy = CardScan(CPU, memory, Host()).copy(DIMENSION)
     copy.append(rows)
-    booked = memory.booked_bytes
+    booked = memory.device.booked_bytes
     monkeypatch.setattr(scan, "KEPT_SHARE", 1.0)
     with pytest.raises(MemoryError):
         copy.kept(np.arange(FIRST_ROWS) % 3 == 0)
     gc.collect()
-    assert memory.booked_bytes == booked
+    assert memory.device.booked_bytes == booked
     check(copy.view().rank(rows[7:8], None)[0], rows.astype(np.float64) @ rows[7].astype(np.float64), 10)
 
 
