@@ -36,7 +36,7 @@ os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
 from app.src.benchmark.harness import Figure, Report
 from app.src.core.nvml import snapshot
 
-from . import details, speed
+from . import details, failures, speed
 from .models import minilm
 from .run import Part, PartFailed, Run, apart
 from .tests import tests
@@ -70,6 +70,10 @@ PARTS: Mapping[str, Planned] = {
     "attention": Planned(details.attention, 15),
     "switches": Planned(details.switches, 45),
     "padded": Planned(details.padded, 45),
+    "recovery": Planned(failures.recovery, 15),
+    "sticky": Planned(failures.sticky, 20),
+    "processes": Planned(failures.processes, 20),
+    "sanitizer": Planned(failures.sanitizer, 40),
 }
 
 

@@ -26,6 +26,7 @@ SWITCHES: dict[str, dict[str, Any]] = {
     "graphs off": {"graphs": False},
     "packed off": {"packed": False},
     "fp32": {"precision": "fp32"},
+    "experimental kernels": {"experimental_kernels": True},
 }
 ROWS = {17: 2048, 64: 1024, 512: 96}  # length of each row: rows of a batch
 LEAST_COSINE = 0.999
@@ -49,7 +50,8 @@ def switches(run: Run) -> Iterator[Figure | str]:
                 yield f"not measured, out of time: {name}"
                 continue
             engine = engines.enter_context(run.engine("minilm", **options))
-            _same(f"switch {name}", engine.embed(some), wanted)
+            same(f"switch {name}", engine.embed(some), wanted)
+            yield f"switch {name}: {engine.path_reason}"
             works: dict[str, Work] = {
                 "usual": wall(partial(usual.embed, texts)),
                 "switched": wall(partial(engine.embed, texts)),
@@ -66,7 +68,7 @@ def rungs(run: Run) -> Iterator[Figure | str]:
     import torch
 
     from app.src.core.backends.torch.encoders import trial_batch, words_of
-    from app.src.core.backends.torch.graphs import LADDER, GraphedEncoder, cuda_recorder
+    from app.src.core.backends.torch.graphs import FAST_LADDER, LADDER, GraphedEncoder, cuda_recorder
     from app.src.core.backends.torch.packed import PackedEncoder
     from app.src.core.backends.torch.staging import uploads_for
 
@@ -88,13 +90,15 @@ def rungs(run: Run) -> Iterator[Figure | str]:
 
         return wall(work)() / times
 
+    ladder = FAST_LADDER if (profile.capability or (0, 0)) >= (9, 0) else LADDER[: 4 if run.quick else None]
     with torch.inference_mode(), _searching(run):
-        for tokens in LADDER[:4] if run.quick else LADDER:
+        yield f"{len(ladder)} recordings in {wall(partial(graphed.record_all, ladder))():.2f} s"
+        for tokens in ladder:
             batch = trial_batch(tokens - 1, plain.longest, words_of(folder))
             found = [encoder(batch).cpu().numpy() for encoder in sides.values()]
             if tokens not in graphed.rungs:
                 raise WrongVectors(f"a graph of {tokens} tokens was not recorded")
-            _same(f"rung {tokens}", found[1], found[0], 0.9999)
+            same(f"rung {tokens}", found[1], found[0], 0.9999)
             works: dict[str, Work] = {
                 name: partial(timed, encoder, batch, 1 if run.quick else 20) for name, encoder in sides.items()
             }
@@ -156,7 +160,7 @@ def attention(run: Run) -> Iterator[Figure | str]:
     profile, heads, hidden = run.profile, 12, 384
     dtype = torch.float16 if run.on_card else torch.float32
     kinds = packed.candidates(profile, dtype)
-    for one in (packed.varlen_attention, packed.memory_efficient_attention):
+    for one in (packed.flash_attention, packed.varlen_attention, packed.memory_efficient_attention):
         if one not in kinds:
             yield f"{one.__name__}: not on {'this card' if run.on_card else 'a CPU'}"
     times = 1 if run.quick else 20
@@ -177,7 +181,7 @@ def attention(run: Run) -> Iterator[Figure | str]:
             name = f"attention, rows of {length}: {kind.__name__}"
             out = on_compute_thread(work).float().cpu().numpy()
             truth = out if truth is None else truth
-            _same(name, out, truth)
+            same(name, out, truth)
             took = interleaved({name: wall(partial(on_compute_thread, work))}, run.rounds).took[name]
             yield Figure(name, [1e6 * seconds / times for seconds in took], "us", more={"rows": len(lengths)})
 
@@ -203,10 +207,11 @@ def padded(run: Run) -> Iterator[Figure | str]:
             rates = [len(texts) / seconds for seconds in rounds.took[OURS]]
             yield Figure(f"{name}, mixed: ours", rates, "texts/s", more={"texts": len(texts)})
             yield rounds.ratio(f"{name}, mixed: ours / encode", ENCODE, OURS, batch_size=size)
-            _same(name, engine.embed(texts[:64]), peer.exact(texts[:64]))
+            same(name, engine.embed(texts[:64]), peer.exact(texts[:64]))
 
 
-def _same(name: str, found: Any, wanted: Any, least: float = LEAST_COSINE) -> None:
+def same(name: str, found: Any, wanted: Any, least: float = LEAST_COSINE) -> None:
+    """Raise WrongVectors unless each row has at least this cosine with the wanted one."""
     cosine = agreement(np.asarray(found, np.float32), np.asarray(wanted, np.float32))[1]
     if not cosine >= least:
         raise WrongVectors(f"{name}: least cosine {significant(cosine, 6)}, needed {least}")

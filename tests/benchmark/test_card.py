@@ -5,6 +5,7 @@ that the machine it is meant for need not have the rest of the product's librari
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import subprocess
@@ -14,8 +15,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
@@ -24,10 +27,11 @@ from app.src.core import loading as engines
 from app.src.core.agreement import agreement
 from app.src.core.device import DeviceProfile
 from benchmarks.card import __main__ as card
-from benchmarks.card import models
+from benchmarks.card import failures, models
+from benchmarks.card.details import SWITCHES, same
 from benchmarks.card.models import LOADS, SHAPES, TINY, Shape, lengths_of, minilm, texts_of
 from benchmarks.card.peer import Peer, Products
-from benchmarks.card.run import PartFailed, Run, apart
+from benchmarks.card.run import PartFailed, Run, WrongVectors, apart
 
 ROOT = Path(__file__).parents[2]
 T4, P4 = (DeviceProfile.of_card(f"Tesla {name}") for name in ("T4", "P4"))
@@ -204,6 +208,36 @@ def test_a_machine_without_a_card_is_refused_at_once(
     assert "no CUDA device" in capsys.readouterr().err.splitlines()[-1]
 
 
+def test_wrong_vectors_fail() -> None:
+    vectors = np.eye(4, dtype=np.float32)
+    same("equal", 2 * vectors, vectors)
+    with pytest.raises(WrongVectors, match="lost: least cosine -1"):
+        same("lost", np.vstack([vectors[:3], np.zeros((1, 4))]), vectors)
+    with pytest.raises(WrongVectors, match="one row"):
+        same("one row", vectors[[0, 1, 2, 2]], vectors)
+
+
+@pytest.mark.parametrize(("told", "wrong"), [("", "does not say"), (None, "computes on a card that has failed")])
+def test_a_card_that_failed_and_is_used_on_fails_the_part(tmp_path: Path, told: str | None, wrong: str) -> None:
+    """An engine that hides the failure, and one that computes on."""
+
+    class Engine:
+        failed = ""
+        _backend = SimpleNamespace(forward=None)
+
+        def embed(self, texts: list[str]) -> None:
+            if told is not None and self._backend.forward is not None:
+                self._backend.forward()
+
+    class Used(Run):
+        def engine(self, name: str, **more: Any) -> Any:
+            return contextlib.nullcontext(Engine())
+
+    (tmp_path / "go").touch()
+    with pytest.raises(WrongVectors, match=wrong):
+        list(failures._broken(Used("cpu", tmp_path, 0.0), ["one"], tmp_path / "go"))
+
+
 def test_report_is_written_as_a_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     report, file = Report("card", {}), tmp_path / "card.json"
     report.write(file)
@@ -267,6 +301,7 @@ def test_the_whole_rehearsal_without_a_card(tmp_path: Path) -> None:
     assert found["machine"]["device"] == "cpu"
     assert {figure["verdict"] for figure in found["figures"]} == {None}, "a CPU is not judged"
     assert "card" not in found["machine"]
+    assert {"varlen_attention: not on a CPU", "compute-sanitizer: not on a CPU"} <= set(found["notes"])
 
 
 @pytest.mark.gpu
@@ -295,6 +330,18 @@ def whole(folder: Path, *options: str) -> dict[str, Any]:
     for model in ("minilm", "bert-base"):
         assert names[f"latency, {model}, 1 x 16 tokens"]["median"] > 0
         assert names[f"latency, {model}, 1 x 16 tokens beside a bulk load"]["median"] > 0
+    for name in (
+        *(f"switch {each}: mixed, usual speed over its" for each in SWITCHES),
+        "rung 16: launched over replayed",
+    ):
+        assert names[name]["median"] > 0
+    for length in (17, 64, 512):
+        assert names[f"attention, rows of {length}: runs_of_equal_length"]["median"] > 0
+    assert names["mpnet, mixed: ours / encode"]["median"] > 0
+    assert names["modernbert, mixed: ours / encode"]["median"] > 0
+    assert names["recovery, memory ran out"]["median"] >= 1
+    assert names["sticky error, the other process computes on"]["median"] == 1
+    assert names["two processes, fraction 0.35"]["median"] > 0
     for what in ("tokens to vectors", "texts to vectors", "texts to tokens"):
         assert names[f"e5-small, short: {what}"]["median"] > 0
     return found

@@ -8,9 +8,9 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from .backends import Backend
 from .backends.hashing import PREFIX as HASHING
 from .backends.hashing import HashingBackend
+from .backends.tokenizing import TokenizingBackend
 from .backends.torch.backend import EngineOptions as EngineOptions
 from .backends.torch.backend import TorchBackend
 from .child import ChildEngine
@@ -72,13 +72,14 @@ def _load(options: EngineOptions, onnx: GraphOptions | None) -> EmbeddingEngine:
         return EmbeddingEngine(HashingBackend(options.model, *prompts), limits)
     backend = _backend(options, onnx, limits)
     try:
+        backend.start_tokenizers(options.tokenizer_workers)
         return EmbeddingEngine(backend, limits)
     except BaseException:
         backend.close()
         raise
 
 
-def _backend(options: EngineOptions, onnx: GraphOptions | None, limits: MemoryLimits) -> Backend:
+def _backend(options: EngineOptions, onnx: GraphOptions | None, limits: MemoryLimits) -> TokenizingBackend:
     """Load the model in torch, or as a graph if requested; int8 needs a graph. If no graph can serve, use torch, with
     precision auto instead of int8; the log and `path_reason` give the reason."""
     int8 = options.precision == "int8"

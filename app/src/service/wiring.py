@@ -393,7 +393,15 @@ class Parts:
         from app.src.core.loading import EngineOptions, load_engine
 
         wanted, model = self.settings.embedding, model or self.configured()
-        same = ("cache", "device", "experimental_kernels", "memory_fraction", "reserve_mb", "threads")
+        same = (
+            "cache",
+            "device",
+            "experimental_kernels",
+            "memory_fraction",
+            "reserve_mb",
+            "threads",
+            "tokenizer_workers",
+        )
         pinned = ("revision", "weights_sha256", "precision", "query_prompt", "document_prompt")
         options = EngineOptions(
             model=model.name,

@@ -84,6 +84,9 @@ class EmbeddingSettings(Section):
     reserve_mb: int = setting(512, "MB of the card's memory left free", ge=0)
     experimental_kernels: bool = setting(False, "try fused kernels on a card; no card has run them yet (docs/gpu.md)")
     threads: int | None = setting(None, "CPU threads; default: torch's choice", ge=1)
+    tokenizer_workers: int | None = setting(
+        None, "processes that tokenise; default: none on a CPU, up to 4 on a card", ge=0, le=64
+    )
     max_wait: Duration = setting(10.0, "longest wait (30s, 1m) of a request for the engine; then HTTP 429", gt=0)
     query_cache_mb: int = setting(16, "MB for the vectors of recent search texts", ge=0)
 

@@ -91,6 +91,7 @@ class OnnxRuntimeBackend(TokenizingBackend):
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def close(self) -> None:
+        super().close()
         self.usual = self._exact = None
         self.exact = lambda: None  # it may also hold the session
 

@@ -3,18 +3,16 @@ split."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from . import Backend, ModelUnsupported, TokenBatch
 from .folder import Folder
 from .packaged import PACKAGED
+from .tokenizer_workers import TokenizerWorkers, default_workers, encodable, ids_of
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
-
-_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class RustTokenizer:
@@ -53,23 +51,38 @@ class RustTokenizer:
 
     def ids(self, texts: Sequence[str]) -> TokenBatch:
         """Return ids with special tokens, cut to the model's maximum."""
-        return TokenBatch.of(encoding.ids for encoding in self._cut.encode_batch_fast(_encodable(texts)))
+        return ids_of(self._cut, texts)
+
+    def start_workers(self, count: int) -> TokenizerWorkers:
+        """Start processes that tokenise as `ids` does."""
+        return TokenizerWorkers(self._cut.to_str(), count, self.ids)
 
     def count(self, texts: Sequence[str]) -> list[int]:
-        found = self._whole.encode_batch_fast(_encodable(texts), add_special_tokens=False)
+        found = self._whole.encode_batch_fast(encodable(texts), add_special_tokens=False)
         return [len(encoding.ids) for encoding in found]
 
     def offsets(self, text: str) -> list[tuple[int, int]]:
-        return list(self._whole.encode(_encodable([text])[0], add_special_tokens=False).offsets)
+        return list(self._whole.encode(encodable([text])[0], add_special_tokens=False).offsets)
 
 
 class TokenizingBackend(Backend):
     """A backend with the model's own tokenizer, on a CPU or a card."""
 
     _tokenizer: RustTokenizer
+    _workers: TokenizerWorkers | None = None
+
+    def start_tokenizers(self, count: int | None) -> None:
+        """Start processes that tokenise large calls; None: as many as the device needs."""
+        count = default_workers(self.profile.kind) if count is None else count
+        if count:
+            self._workers = self._tokenizer.start_workers(count)
 
     def tokenize(self, texts: Sequence[str]) -> TokenBatch:
-        return self._tokenizer.ids(texts)
+        return (self._workers or self._tokenizer).ids(texts)
+
+    def close(self) -> None:
+        if self._workers is not None:
+            self._workers.close()
 
     def count(self, texts: Sequence[str]) -> list[int]:
         return self._tokenizer.count(texts)
@@ -96,8 +109,3 @@ def _twin(tokenizer: Tokenizer) -> Tokenizer:
     added = tokenizer.get_added_tokens_decoder()
     twin.add_tokens([added[id_] for id_ in sorted(added)])
     return twin if twin.get_added_tokens_decoder() == added else type(tokenizer).from_str(tokenizer.to_str())
-
-
-def _encodable(texts: Sequence[str]) -> list[str]:
-    """Replace lone surrogates (damaged emojis), which Rust strings cannot hold, by one character each."""
-    return [text if text.isascii() else _SURROGATE.sub("\ufffd", text) for text in texts]

@@ -39,7 +39,7 @@ class EngineOptions:
     model's own. `threads`: torch's CPU threads in each process; None leaves the number as is. `packed` False forces
     padded batches, for comparison. `graphs`: on a card, replay small batches if measured faster.
     `experimental_kernels`: on a card, try fused kernels, which no card has run yet; `path_reason` names those that were
-    taken.
+    taken. `tokenizer_workers`: processes that tokenise large calls; None: none on a CPU, on a card up to four.
     """
 
     model: str = "all-MiniLM-L6-v2"
@@ -56,6 +56,7 @@ class EngineOptions:
     cache: Path | None = None  # see find_folder
     memory_fraction: float = 0.8  # of the card's memory, for this process; that of the last load counts
     reserve_mb: int = 512  # of it, left free
+    tokenizer_workers: int | None = None
 
 
 class TorchBackend(TokenizingBackend):
@@ -180,6 +181,7 @@ class TorchBackend(TokenizingBackend):
         return int(torch.cuda.max_memory_allocated(index) - before)
 
     def close(self) -> None:
+        super().close()
         if self._encoder is not None:
             TF32.release(self.profile, self._target.precision)
         self._encoder = self._exact = None
