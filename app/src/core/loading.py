@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from .backends.hashing import PREFIX as HASHING
 from .backends.hashing import HashingBackend
-from .backends.tokenizing import TokenizingBackend
 from .backends.tokenizer_workers import default_workers
+from .backends.tokenizing import TokenizingBackend
 from .backends.torch.backend import EngineOptions as EngineOptions
 from .backends.torch.backend import TorchBackend
 from .child import ChildEngine
