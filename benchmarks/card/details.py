@@ -9,27 +9,24 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import numpy as np
-
-from app.src.benchmark.harness import Figure, Work, interleaved, significant, wall
-from app.src.core.agreement import agreement
+from app.src.benchmark.harness import Figure, Work, interleaved, wall
 from app.src.core.backends.folder import read_folder
 from app.src.core.backends.torch.process import on_compute_thread
 
 from .models import lengths_of, texts_of
 from .peer import BATCH_SIZES, Peer
-from .run import Run, WrongVectors
+from .run import Run, WrongVectors, same
 from .speed import ENCODE, OURS, sized
 
 # Options of the engine, each against the usual ones.
 SWITCHES: dict[str, dict[str, Any]] = {
+    "tokenizer workers off": {"tokenizer_workers": 0},
     "graphs off": {"graphs": False},
     "packed off": {"packed": False},
     "fp32": {"precision": "fp32"},
     "experimental kernels": {"experimental_kernels": True},
 }
 ROWS = {17: 2048, 64: 1024, 512: 96}  # length of each row: rows of a batch
-LEAST_COSINE = 0.999
 
 
 def switches(run: Run) -> Iterator[Figure | str]:
@@ -206,10 +203,3 @@ def padded(run: Run) -> Iterator[Figure | str]:
             yield Figure(f"{name}, mixed: ours", rates, "texts/s", more={"texts": len(texts)})
             yield rounds.ratio(f"{name}, mixed: ours / encode", ENCODE, OURS, batch_size=size)
             same(name, engine.embed(texts[:64]), peer.exact(texts[:64]))
-
-
-def same(name: str, found: Any, wanted: Any, least: float = LEAST_COSINE) -> None:
-    """Raise WrongVectors unless each row has at least this cosine with the wanted one."""
-    cosine = agreement(np.asarray(found, np.float32), np.asarray(wanted, np.float32))[1]
-    if not cosine >= least:
-        raise WrongVectors(f"{name}: least cosine {significant(cosine, 6)}, needed {least}")

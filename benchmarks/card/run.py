@@ -14,7 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from app.src.benchmark.harness import Figure, Target
+import numpy as np
+
+from app.src.benchmark.harness import Figure, Target, significant
+from app.src.core.agreement import agreement
 from app.src.core.device import DeviceProfile, detect
 from app.src.core.engine import EmbeddingEngine
 from app.src.core.loading import EngineOptions, load_engine
@@ -66,8 +69,10 @@ class Run:
         return EngineOptions(str(folder), **{"device": self.device, "precision": self.precision} | more)
 
     def engine(self, name: str, **more: Any) -> EmbeddingEngine:
-        """Load our engine. `more`: further EngineOptions."""
-        return load_engine(self.options(name, **more))
+        """Load our engine on one device. `more`: further EngineOptions."""
+        engine = load_engine(self.options(name, **more))
+        assert isinstance(engine, EmbeddingEngine)
+        return engine
 
 
 # Yields figures; and sentences, which become notes of the report.
@@ -76,6 +81,9 @@ Part = Callable[[Run], Iterable[Figure | str]]
 
 class WrongVectors(Exception):
     """A way to compute gave other vectors, or texts were lost."""
+
+
+LEAST_COSINE = 0.999
 
 
 class PartFailed(Exception):
@@ -129,3 +137,10 @@ def _send_all(work: Callable[[], Iterable[Any]], sending: Any, leads_group: bool
     sending.close()
     sys.stderr.flush()
     os._exit(0)  # frees nothing on a card that has failed
+
+
+def same(name: str, found: Any, wanted: Any, least: float = LEAST_COSINE) -> None:
+    """Raise WrongVectors unless each row has at least this cosine with the wanted one."""
+    cosine = agreement(np.asarray(found, np.float32), np.asarray(wanted, np.float32))[1]
+    if not cosine >= least:
+        raise WrongVectors(f"{name}: least cosine {significant(cosine, 6)}, needed {least}")
