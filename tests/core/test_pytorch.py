@@ -6,6 +6,7 @@ import random
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,8 @@ import pytest
 
 from app.src.core import queue
 from app.src.core.backends import DeviceUnavailable, ModelUnsupported, OutOfMemory, Pause, TokenBatch, WeightsMismatch
-from app.src.core.backends.folder import sha256_of
+from app.src.core.backends.folder import read_folder, sha256_of
+from app.src.core.backends.tokenizing import RustTokenizer
 from app.src.core.backends.torch.backend import EngineOptions, TorchBackend
 from app.src.core.backends.torch.packed import PackedEncoder
 from app.src.core.backends.torch.process import device_errors_mapped, on_compute_thread
@@ -241,6 +243,16 @@ def test_weights_of_another_architecture_are_refused(make_folder: Callable[..., 
     config.write_text(config.read_text().replace('"num_hidden_layers": 2', '"num_hidden_layers": 3'))
     with pytest.raises(ModelUnsupported, match=r"lacks the tensor.*layer\.2"):
         load_engine(EngineOptions(str(folder), device="cpu"))
+
+
+def test_an_id_without_an_embedding_is_refused_before_it_reaches_a_card(make_folder: Callable[..., Path]) -> None:
+    """There it would end the process, and any client could send it."""
+    folder = read_folder(make_folder(), "tiny")
+    tokenizer = RustTokenizer.load(folder)
+    tokenizer.check_ids(folder)
+    words = int(folder.config["vocab_size"])
+    with pytest.raises(ModelUnsupported, match=f"ids up to {words - 1}, but the model has only {words - 1}"):
+        tokenizer.check_ids(replace(folder, config={**folder.config, "vocab_size": words - 1}))
 
 
 # ------------------------------------------------------------------------------------------------------ devices, memory

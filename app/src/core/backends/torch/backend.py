@@ -82,6 +82,7 @@ class TorchBackend(TokenizingBackend):
 
                 from .staging import CudaCard, Downloads
 
+                self._tokenizer.check_ids(folder)
                 self._downloads = Downloads(CudaCard(torch.device(target.profile.torch_name)))
                 self.ahead = 1
             else:

@@ -101,10 +101,7 @@ def device_errors_mapped(device: Any = None) -> Iterator[None]:
             raise OutOfMemory("memory does not hold this batch") from error
         if not str(error).startswith(_OF_CARD) or _still_works(device):
             raise
-        raise DeviceFailed(
-            f"the GPU computes nothing more in this process: {str(error).partition(chr(10))[0]}; restart the process "
-            "(a sync goes on from what is stored) and look for Xid in the system's log (dmesg)"
-        ) from error
+        raise DeviceFailed.after(error) from error
 
 
 def _still_works(device: Any) -> bool:
