@@ -68,7 +68,7 @@ def rungs(run: Run) -> Iterator[Figure | str]:
     import torch
 
     from app.src.core.backends.torch.encoders import trial_batch, words_of
-    from app.src.core.backends.torch.graphs import LADDER, GraphedEncoder, cuda_recorder
+    from app.src.core.backends.torch.graphs import FAST_LADDER, LADDER, GraphedEncoder, cuda_recorder
     from app.src.core.backends.torch.packed import PackedEncoder
     from app.src.core.backends.torch.staging import uploads_for
 
@@ -90,8 +90,10 @@ def rungs(run: Run) -> Iterator[Figure | str]:
 
         return wall(work)() / times
 
+    ladder = FAST_LADDER if (profile.capability or (0, 0)) >= (9, 0) else LADDER[: 4 if run.quick else None]
     with torch.inference_mode(), _searching(run):
-        for tokens in LADDER[:4] if run.quick else LADDER:
+        yield f"{len(ladder)} recordings in {wall(partial(graphed.record_all, ladder))():.2f} s"
+        for tokens in ladder:
             batch = trial_batch(tokens - 1, plain.longest, words_of(folder))
             found = [encoder(batch).cpu().numpy() for encoder in sides.values()]
             if tokens not in graphed.rungs:
@@ -158,7 +160,7 @@ def attention(run: Run) -> Iterator[Figure | str]:
     profile, heads, hidden = run.profile, 12, 384
     dtype = torch.float16 if run.on_card else torch.float32
     kinds = packed.candidates(profile, dtype)
-    for one in (packed.varlen_attention, packed.memory_efficient_attention):
+    for one in (packed.flash_attention, packed.varlen_attention, packed.memory_efficient_attention):
         if one not in kinds:
             yield f"{one.__name__}: not on {'this card' if run.on_card else 'a CPU'}"
     times = 1 if run.quick else 20

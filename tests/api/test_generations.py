@@ -12,6 +12,7 @@ import pytest
 from httpx import Client
 
 from app.src.access.principal import OPERATOR
+from app.src.core.backends import DeviceFailed
 from app.src.core.backends.folder import find_folder
 from app.src.service.search import MODES, SearchOptions
 from app.src.service.service import Service
@@ -378,6 +379,27 @@ def test_switching_by_itself(synced: Service, configured: Configured, source: Ta
     assert any("generation 2 is active now instead of 1" in note for note in report.notes), report.notes
     assert states(auto) == {1: "retired", 2: "active"}
     assert not isinstance(auto.sync.run(NAME), BuildReport)
+
+
+def test_a_gpu_that_fails_before_the_switch_does_not_prevent_it(
+    synced: Service, configured: Configured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run ends with its error, so that the job goes on after the restart, and does not succeed with a note."""
+
+    def failing(*_: Any, **__: Any) -> Any:
+        raise DeviceFailed("the card is gone")
+
+    auto = configured("hash:128", switch="auto")
+    with monkeypatch.context() as broken:
+        broken.setattr(auto.generations, "compare", failing)
+        with pytest.raises(DeviceFailed):
+            auto.sync.run(NAME)
+        assert states(auto) == {1: "active", 2: "building"}
+        broken.setattr(auto.generations, "maker", failing)  # of the active one's recipe and model
+        with pytest.raises(DeviceFailed):
+            auto.sync.run(NAME)
+    report = auto.sync.run(NAME)
+    assert any("generation 2 is active now instead of 1" in note for note in report.notes), report.notes
 
 
 def test_switching_by_itself_needs_something_to_compare_by(synced: Service, configured: Configured) -> None:

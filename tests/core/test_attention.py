@@ -12,10 +12,12 @@ from hypothesis import strategies as st
 
 from app.src.core.backends.torch import packed
 from app.src.core.backends.torch.packed import (
+    SHORT,
     Attention,
     Layout,
     candidates,
     choose,
+    flash_attention,
     memory_efficient_attention,
     runs_of,
     runs_of_equal_length,
@@ -72,9 +74,10 @@ def names(card: str, dtype: torch.dtype) -> list[str]:
 @pytest.mark.parametrize("card", CARDS)
 def test_flash_attention_is_tried_from_8_0_on_in_half_precision(card: str) -> None:
     new = CARDS[card][0] >= (8, 0)
-    assert ("varlen_attention" in names(card, torch.float16)) is new
-    assert ("varlen_attention" in names(card, torch.bfloat16)) is new
-    assert "varlen_attention" not in names(card, torch.float32)
+    for name in ("flash_attention", "varlen_attention"):
+        assert (name in names(card, torch.float16)) is new
+        assert (name in names(card, torch.bfloat16)) is new
+        assert name not in names(card, torch.float32)
 
 
 def test_a_t4_tries_the_memory_efficient_kernel_first() -> None:
@@ -98,6 +101,77 @@ def test_the_choice_says_what_was_tried_and_why_not(monkeypatch: pytest.MonkeyPa
     assert tried[3] == "runs of equal length"
 
 
+class Timed:
+    """A right attention that takes `short` or `long` seconds of a simulated clock for each call."""
+
+    now = 0.0
+
+    def __init__(self, name: str, short: float, long: float) -> None:
+        self.__name__ = name
+        self.times = short, long
+        self.calls = 0
+
+    def __call__(self, qkv: torch.Tensor, layout: Layout, heads: int) -> torch.Tensor:
+        self.calls += 1
+        Timed.now += self.times[layout.longest > SHORT]
+        return runs_of_equal_length(qkv, layout, heads)
+
+
+@pytest.fixture
+def timed(monkeypatch: pytest.MonkeyPatch) -> list[Timed]:
+    """The first is faster for long texts, the second for short ones, as FlashAttention and CUTLASS may be."""
+    found = [Timed("flash", 30e-6, 80e-6), Timed("cutlass", 20e-6, 100e-6)]
+    monkeypatch.setattr(packed, "candidates", lambda *_: [*found, runs_of_equal_length])
+    monkeypatch.setattr("app.src.core.backends.torch.packed.time.perf_counter", lambda: Timed.now)
+    return found
+
+
+def test_short_and_long_texts_each_get_what_is_faster_for_them(timed: list[Timed]) -> None:
+    chosen, reason = choose(CPU, HEADS, WIDTH, torch.float32)
+    assert reason == "up to 64 tokens cutlass 20 us (flash 30 us); above flash 80 us (cutlass 100 us)"
+    for lengths, which in (([17, 64], 1), ([65, 2], 0)):
+        before = [each.calls for each in timed]
+        chosen(torch.zeros(sum(lengths), 3 * WIDTH), Layout.of(lengths, torch.device("cpu")), HEADS)
+        assert [each.calls - earlier for each, earlier in zip(timed, before, strict=True)] == [1 - which, which]
+
+
+def test_a_recordings_bound_decides_which_it_uses(timed: list[Timed]) -> None:
+    """A graph replays batches of all lengths up to its bound, `Layout.longest`."""
+    chosen, _reason = choose(CPU, HEADS, WIDTH, torch.float32)
+    before = timed[0].calls
+    chosen(torch.zeros(4, 3 * WIDTH), Layout([(0, 1, 4)], 512, torch.tensor([0, 4], dtype=torch.int32)), HEADS)
+    assert timed[0].calls == before + 1
+
+
+def test_what_is_faster_for_all_is_used_alone(timed: list[Timed]) -> None:
+    timed[1].times = 50e-6, 100e-6
+    assert choose(CPU, HEADS, WIDTH, torch.float32)[0] is timed[0]
+
+
+def test_what_is_wrong_for_short_or_long_texts_is_not_timed(
+    timed: list[Timed], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def off(qkv: torch.Tensor, layout: Layout, heads: int) -> torch.Tensor:
+        return timed[0](qkv, layout, heads) + (1 if layout.longest <= SHORT else 0)
+
+    monkeypatch.setattr(packed, "candidates", lambda *_: [off, timed[1], runs_of_equal_length])
+    chosen, reason = choose(CPU, HEADS, WIDTH, torch.float32)
+    assert chosen is timed[1]
+    assert reason == "off: off by 1; cutlass gives the right numbers here"
+
+
+def test_without_memory_to_time_the_first_right_one_is_used(timed: list[Timed]) -> None:
+    def full(qkv: torch.Tensor, layout: Layout, heads: int) -> torch.Tensor:
+        if len(qkv) > 1000:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return runs_of_equal_length(qkv, layout, heads)
+
+    timed[0].__class__ = type("Full", (Timed,), {"__call__": lambda self, *given: full(*given)})
+    chosen, reason = choose(CPU, HEADS, WIDTH, torch.float32)
+    assert chosen is timed[0]
+    assert reason == "flash, not timed: CUDA out of memory"
+
+
 def wrong(qkv: torch.Tensor, layout: Layout, heads: int) -> torch.Tensor:
     """Right but for one border: the first two sequences are taken for one."""
     first, second, *others = [length for _, count, length in layout.runs for _ in range(count)]
@@ -116,6 +190,10 @@ class Recorded:
         self.calls.append((*rest, named))
         return self._attend(query, key, value, rest[0])
 
+    def flash(self, query: Any, key: Any, value: Any, *rest: Any, **named: Any) -> tuple[torch.Tensor, None]:
+        self.calls.append((*rest, named))
+        return self._attend(query, key, value, rest[0]), None
+
     def efficient(self, query: Any, key: Any, value: Any, bias: Any, *rest: Any, **named: Any) -> list[torch.Tensor]:
         assert bias is None
         assert query.shape[0] == 1
@@ -128,23 +206,25 @@ class Recorded:
         return by_definition(qkv, lengths).view(query.shape).to(query.dtype)
 
 
-@pytest.mark.parametrize("attention", [varlen_attention, memory_efficient_attention])
+@pytest.mark.parametrize("attention", [flash_attention, varlen_attention, memory_efficient_attention])
 def test_kernels_get_heads_borders_and_the_longest(attention: Attention, monkeypatch: pytest.MonkeyPatch) -> None:
     lengths = [random.Random(4).randrange(1, 30) for _ in range(9)]
     stub = Recorded()
     stub.calls.clear()
     monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", stub.varlen)
     monkeypatch.setattr(torch.ops.aten, "_efficient_attention_forward", stub.efficient)
+    monkeypatch.setattr(torch.ops.aten, "_flash_attention_forward", stub.flash)
     qkv = torch.randn(sum(lengths), 3 * WIDTH, generator=torch.Generator().manual_seed(1))
     found = attention(qkv, Layout.of(lengths, qkv.device), HEADS)
     torch.testing.assert_close(found.double(), by_definition(qkv, lengths), rtol=1e-4, atol=1e-5)
     ((starts, ends, longest, also, *rest),) = stub.calls
     assert starts is ends
     assert (longest, also) == (max(lengths), max(lengths))
-    assert rest == ([{}] if attention is varlen_attention else [0.0, 0, {}])
+    wanted: dict[Attention, list[Any]] = {varlen_attention: [{}], flash_attention: [0.0, False, False, {}]}
+    assert rest == wanted.get(attention, [0.0, 0, {}])  # no dropout, not causal, no debug mask; no custom mask
 
 
-@pytest.mark.parametrize("attention", [varlen_attention, memory_efficient_attention])
+@pytest.mark.parametrize("attention", [flash_attention, varlen_attention, memory_efficient_attention])
 def test_this_torch_has_the_signatures(attention: Attention) -> None:
     """A CPU refuses the operators for want of a kernel, not for their arguments."""
     qkv = torch.zeros(3, 3 * WIDTH)

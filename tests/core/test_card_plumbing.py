@@ -17,16 +17,17 @@ import pytest
 import torch
 
 from app.src.core.backends import DeviceFailed, OutOfMemory, Pause, TokenBatch, Vectors
+from app.src.core.backends.torch import backend as pytorch
 from app.src.core.backends.torch import encoders
 from app.src.core.backends.torch.backend import EngineOptions, TorchBackend
 from app.src.core.backends.torch.encoders import Target, load_encoder, trial_batch
 from app.src.core.backends.torch.graphs import GraphedEncoder, cuda_recorder, with_graphs
-from app.src.core.backends.torch.packed import Layout, PackedEncoder
+from app.src.core.backends.torch.packed import Layout, PackedEncoder, runs_of_equal_length
 from app.src.core.backends.torch.process import device_errors_mapped, on_compute_thread
 from app.src.core.backends.torch.staging import CardUploads, CudaCard, Downloads, HostUploads
 from app.src.core.device import DeviceProfile
 from app.src.core.engine import EmbeddingEngine
-from app.src.core.memory import HEADROOM, MemoryLimits
+from app.src.core.memory import HEADROOM, DeviceMemory, MemoryLimits, T4MemoryManager, memory_of
 from tests.core.conftest import MINILM, ScriptedBackend
 
 TEXTS = [" ".join(["pump seal hydraulic oil leak"] * (1 + number * 7 % 23)) + f" {number}" for number in range(60)]
@@ -263,6 +264,7 @@ class FakeMemory:
         self.calls: list[str] = []
         for name in ("synchronize", "reset_peak_memory_stats", "memory_allocated", "max_memory_allocated"):
             monkeypatch.setattr(torch.cuda, name, getattr(self, name))
+        monkeypatch.setattr(torch.cuda, "memory_reserved", self.memory_allocated)
 
     def synchronize(self, index: int) -> None:
         self.calls.append(f"synchronize {index}")
@@ -362,31 +364,141 @@ def test_a_card_without_room_for_the_trial_falls_back(monkeypatch: pytest.Monkey
     assert on_card.token_cost() is None
 
 
+# ------------------------------------------------------------------------------------- what this process may have
+
+
+T4 = DeviceProfile.cuda("Tesla T4", (7, 5), 16 << 30, index=1)
+
+
+def test_the_fraction_is_set_before_anything_is_on_the_card(monkeypatch: pytest.MonkeyPatch) -> None:
+    events: list[tuple[Any, ...]] = []
+
+    def load(*_given: Any, **_named: Any) -> Any:
+        events.append(("loads",))
+        raise OutOfMemory("far enough")
+
+    monkeypatch.setattr(pytorch, "detect", lambda _device: T4)
+    monkeypatch.setattr(pytorch, "load_encoder", load)
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _index: 0)
+    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda *given: events.append(given))
+    for fraction in (0.35, 1):
+        with pytest.raises(OutOfMemory):
+            TorchBackend.load(EngineOptions(MINILM, memory_fraction=fraction, reserve_mb=100))
+    assert events == [(0.35, 1), ("loads",), (1.0, 1), ("loads",)]
+    assert type(events[2][0]) is float, "torch refuses an int"
+    assert memory_of(T4).limits == MemoryLimits(1, 100 << 20)
+
+
+class Reserved:
+    """How much torch has of a card, by what was loaded there."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.bytes = 5 << 30  # of another model, and of a search
+        monkeypatch.setattr(pytorch, "reserved_bytes", lambda profile: self.bytes if profile.kind == "cuda" else 0)
+
+
+def test_a_model_takes_what_its_loading_reserved(monkeypatch: pytest.MonkeyPatch, on_card: TorchBackend) -> None:
+    """With the pools of its CUDA graphs, which torch counts as reserved and not as allocated."""
+    reserved = Reserved(monkeypatch)
+    monkeypatch.setattr(on_card, "_before", reserved.bytes)
+    reserved.bytes += 300 << 20
+    assert on_card.used_bytes() == 300 << 20
+
+
+@pytest.fixture
+def overflowing(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[TorchBackend, DeviceMemory, list[str]]]:
+    """A model on a simulated card, whose fp32 weights take 3 GiB there; the card's memory; where they were loaded."""
+    backend, _card = by_way_of_a_card(packed=True)
+    backend.profile, backend._memory = T4, DeviceMemory(T4)
+    backend._target = Target(T4, "fp16")
+    reserved, loads = Reserved(monkeypatch), list[str]()
+    usual: Any = backend._encoder
+
+    def load(_folder: Any, target: Target, chosen: Any) -> Any:
+        assert chosen is usual
+        loads.append(target.profile.kind)
+
+        class Exact:
+            def __call__(self, batch: TokenBatch, pause: Pause | None = None) -> torch.Tensor:
+                if target.profile.kind == "cuda" and len(batch) > room[0]:
+                    raise torch.OutOfMemoryError("planted")
+                found: torch.Tensor = usual(batch)
+                return found
+
+        if not room and target.profile.kind == "cuda":
+            raise torch.OutOfMemoryError("planted")
+        reserved.bytes += (3 << 30) * (target.profile.kind == "cuda")
+        return Exact()
+
+    room = [1000]
+    monkeypatch.setattr(pytorch, "load_exact", load)
+    backend.__dict__["room"] = room
+    yield backend, backend._memory, loads
+    backend.close()
+
+
+def test_the_fp32_model_is_loaded_once_and_held(overflowing: tuple[TorchBackend, DeviceMemory, list[str]]) -> None:
+    backend, memory, loads = overflowing
+    engine = T4MemoryManager(limits=MemoryLimits(1.0, 0), used_bytes=1 << 30, device=memory)
+    batch = backend.tokenize(TEXTS[:5])
+    wanted = backend.forward(batch)
+    for _ in range(2):
+        np.testing.assert_array_equal(backend.forward(batch, exact=True), wanted)
+    assert loads == ["cuda"]
+    assert engine.usable_bytes == 12 << 30
+    backend.close()
+    gc.collect()
+    assert engine.usable_bytes == 15 << 30
+
+
+@pytest.mark.parametrize("rooms", [[], [0]], ids=["for the weights", "for a row"])
+def test_without_room_on_the_card_the_cpu_computes_in_fp32(
+    overflowing: tuple[TorchBackend, DeviceMemory, list[str]], rooms: list[int], caplog: pytest.LogCaptureFixture
+) -> None:
+    backend, memory, loads = overflowing
+    backend.__dict__["room"][:] = rooms
+    batch = backend.tokenize(TEXTS[:5])
+    wanted = backend.forward(batch)
+    if rooms:
+        with pytest.raises(OutOfMemory):  # a single row is tried first
+            backend.forward(batch, exact=True)
+    for rows in ([0], range(5)):
+        np.testing.assert_allclose(backend.forward(batch.select(rows), exact=True), wanted[rows], atol=1e-5)
+    assert loads == ["cuda", "cpu"]
+    gc.collect()
+    assert memory.held_bytes == 0
+    assert "the CPU computes them from now on" in caplog.text
+
+
 # ------------------------------------------------------------------------------------------------------ CUDA graphs
 
 
 class FakeGraphs:
-    """What cuda_recorder asks of torch.cuda, and whose stream is current. `fail`: ending a recording raises, and leaves
-    its stream current, as torch.cuda.graph does."""
+    """What cuda_recorder asks of torch.cuda, and whose stream is current. `fail`: ending a recording raises."""
 
     class Stream:
         def __init__(self, name: str) -> None:
             self.name = name
+            self.waited: list[str] = []
 
-        def wait_stream(self, other: Any) -> None: ...
+        def wait_stream(self, other: FakeGraphs.Stream) -> None:
+            self.waited.append(other.name)
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, fail: bool = False) -> None:
         self.current = self.computing = FakeGraphs.Stream("computing")
         self.fail = fail
+        self.card = "cuda:0"
         self.told: list[str] = []
         self.ran_on: list[str] = []
-        monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 7))
+        self.pools = 6
+        monkeypatch.setattr(torch.cuda, "graph_pool_handle", self.pool)
         monkeypatch.setattr(torch.cuda, "Stream", lambda device: FakeGraphs.Stream("beside"))
         monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: self.current)
         monkeypatch.setattr(torch.cuda, "stream", self.stream)
         monkeypatch.setattr(torch.cuda, "device", self.device)
-        monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: "graph")
-        monkeypatch.setattr(torch.cuda, "graph", self.graph)
+        monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: FakeGraphs.Graph(self))
+        monkeypatch.setattr(torch.cuda, "synchronize", lambda device: self.told.append(f"synchronize {device}"))
+        monkeypatch.setattr(torch.cuda, "empty_cache", lambda: self.told.append("empty cache"))
         monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", self.end_allocating, raising=False)
 
     @contextlib.contextmanager
@@ -399,21 +511,26 @@ class FakeGraphs:
 
     @contextlib.contextmanager
     def device(self, device: torch.device) -> Iterator[None]:
-        self.told.append(f"device {device}")
+        before, self.card = self.card, str(device)
         yield
+        self.card = before
 
-    @contextlib.contextmanager
-    def graph(
-        self, graph: object, *, pool: object, stream: FakeGraphs.Stream, capture_error_mode: str
-    ) -> Iterator[None]:
-        assert (pool, capture_error_mode) == ((0, 7), "thread_local")
-        before, self.current = self.current, stream
-        try:
-            yield
-        finally:
-            if self.fail:
+    def pool(self) -> tuple[int, int]:
+        self.pools += 1
+        return 0, self.pools
+
+    class Graph:
+        def __init__(self, cuda: FakeGraphs) -> None:
+            assert cuda.card == "cuda:1", "its constructor asks for the current card's stream"
+            self.cuda = cuda
+
+        def capture_begin(self, *, pool: object, capture_error_mode: str) -> None:
+            assert capture_error_mode == "thread_local"
+            self.cuda.told.append(f"begin {pool} on {self.cuda.current.name}")
+
+        def capture_end(self) -> None:
+            if self.cuda.fail:
                 raise RuntimeError("operation failed due to a previous error during capture")
-        self.current = before
 
     def end_allocating(self, device: int, pool: tuple[int, int]) -> None:
         self.told.append(f"ended {device} {pool}")
@@ -426,11 +543,35 @@ class FakeGraphs:
 def test_a_recording_is_warmed_up_and_made_on_its_own_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     cuda = FakeGraphs(monkeypatch)
     recording, found = cuda_recorder(torch.device("cuda", 1))(cuda.work)
-    assert recording == "graph"
+    assert isinstance(recording, FakeGraphs.Graph)
     assert found.shape == (2,)
     assert cuda.ran_on == ["beside"] * 4
-    assert cuda.told == ["device cuda:1"], "torch.cuda.graph waits for the current device, whichever that is"
-    assert cuda.current is cuda.computing
+    assert cuda.told == ["synchronize cuda:1", "empty cache", "begin (0, 7) on beside"]
+    assert (cuda.current, cuda.card) == (cuda.computing, "cuda:0")
+
+
+def test_recordings_share_a_pool_while_one_exists(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cache is emptied once for each pool; torch refuses a pool whose recordings are gone."""
+    cuda = FakeGraphs(monkeypatch)
+    record = cuda_recorder(torch.device("cuda", 1))
+    kept = [record(cuda.work) for _ in range(3)]
+    assert [line for line in cuda.told if "begin" in line] == ["begin (0, 7) on beside"] * 3
+    assert cuda.told.count("empty cache") == 1
+    kept.clear()
+    record(cuda.work)
+    assert cuda.told[-2:] == ["empty cache", "begin (0, 8) on beside"]
+
+
+def test_inputs_are_kept_until_a_trial_that_fails_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its queued kernels still read the ids; garbage in their place would be outside the vocabulary."""
+    cuda = FakeGraphs(monkeypatch)
+
+    def work() -> torch.Tensor:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    with pytest.raises(torch.OutOfMemoryError):
+        cuda_recorder(torch.device("cuda", 1))(work)
+    assert cuda.computing.waited == ["beside"]
 
 
 def test_a_recording_that_fails_leaves_stream_and_allocator_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -449,7 +590,7 @@ def test_a_torch_that_has_ended_it_itself_is_no_trouble(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", refuse, raising=False)
     with pytest.raises(RuntimeError, match="during capture"):
-        cuda_recorder(torch.device("cuda", 0))(cuda.work)
+        cuda_recorder(torch.device("cuda", 1))(cuda.work)
 
 
 # --------------------------------------------------------------------------------------------------------- the switches
@@ -463,9 +604,61 @@ def test_cuda_graphs_can_be_switched_off(monkeypatch: pytest.MonkeyPatch, minilm
     monkeypatch.setattr(PackedEncoder, "load", lambda *_given, **_named: encoder)
     monkeypatch.setattr(encoders, "PaddedEncoder", lambda *_: encoder)
     monkeypatch.setattr(encoders, "least_cosine", lambda *_: 1.0)
+    monkeypatch.setattr(encoder, "attention", lambda *_: None)
     chosen, reason = load_encoder(backend._folder, target)
     assert chosen is encoder
     assert reason.endswith("CUDA graphs are switched off")
+
+
+@pytest.mark.parametrize(("packed_ms", "padded_ms"), [(7, 5), (5, 7)])
+def test_without_an_attention_for_borders_a_card_takes_the_faster_of_packed_and_padded(
+    monkeypatch: pytest.MonkeyPatch, minilm: EmbeddingEngine, packed_ms: int, padded_ms: int
+) -> None:
+    """As where the card's kernels fail: a launch for each length and layer may take longer than padding."""
+    now = [0.0]
+    monkeypatch.setattr("app.src.core.backends.torch.encoders.time.perf_counter", lambda: now[0])
+    monkeypatch.setattr("app.src.core.backends.torch.packed.finish", lambda profile: None)
+
+    class Timed:
+        attention, attention_reason = staticmethod(runs_of_equal_length), "runs of equal length"
+        kernels_reason = ""
+
+        def __init__(self, milliseconds: float) -> None:
+            self.seconds = milliseconds / 1000
+
+        def __call__(self, batch: TokenBatch) -> None:
+            now[0] += self.seconds * batch.tokens / texts
+
+    folder = minilm._backend._folder  # type: ignore[attr-defined]
+    texts = int(np.linspace(8, folder.max_length, 32, dtype=int).sum())
+    packed: Any = Timed(packed_ms)
+    padded: Any = Timed(padded_ms)
+    monkeypatch.setattr(PackedEncoder, "load", lambda *_given, **_named: packed)
+    monkeypatch.setattr(encoders, "PaddedEncoder", lambda *_: padded)
+    monkeypatch.setattr(encoders, "least_cosine", lambda *_: 1.0)
+    chosen, reason = load_encoder(folder, Target(DeviceProfile.of_card("Tesla T4"), "fp16"))
+    assert chosen is (packed if packed_ms < padded_ms else padded)
+    assert f"{texts} tokens take {packed_ms}.0 ms packed, {padded_ms}.0 ms padded" in reason
+
+
+def test_the_long_ladder_is_for_compute_capability_9(monkeypatch: pytest.MonkeyPatch, minilm: EmbeddingEngine) -> None:
+    given: list[int] = []
+
+    def remember(graphed: Any, finish: Any, trial: Any, ladder: Any) -> Any:
+        given.append(max(ladder))
+        return graphed, "measured"
+
+    encoder: Any = minilm._backend._encoder_for(False)  # type: ignore[attr-defined]
+    monkeypatch.setattr("app.src.core.backends.torch.graphs.with_graphs", remember)
+    monkeypatch.setattr("app.src.core.backends.torch.graphs.cuda_recorder", lambda device: None)
+    monkeypatch.setattr("app.src.core.backends.torch.staging.uploads_for", lambda device: HostUploads())
+    monkeypatch.setattr(PackedEncoder, "load", lambda *_given, **_named: encoder)
+    monkeypatch.setattr(encoders, "PaddedEncoder", lambda *_: encoder)
+    monkeypatch.setattr(encoders, "least_cosine", lambda *_: 1.0)
+    monkeypatch.setattr(encoder, "attention", lambda *_: None)
+    for card in ("Tesla T4", "NVIDIA L4", "NVIDIA H100", "NVIDIA B200"):
+        load_encoder(minilm._backend._folder, Target(DeviceProfile.of_card(card), "fp16"))  # type: ignore[attr-defined]
+    assert given == [4096, 4096, 16_384, 16_384]
 
 
 def test_the_switches_reach_the_backend(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -495,8 +688,12 @@ def test_graphs_are_tried_within_a_small_vocabulary() -> None:
             seen.append(int(batch.ids.max()))
             return torch.ones(len(batch), 2)
 
+        def staged(self, batch: TokenBatch) -> Any:
+            seen.append(int(batch.ids.max()))
+            raise RuntimeError("far enough")
+
     def record(work: Callable[[], torch.Tensor]) -> Any:
-        raise RuntimeError("no graphs here")
+        return None, torch.zeros(1, 2)
 
     for words in (60, 500, 30_522):
         model: Any = Model()
@@ -626,17 +823,24 @@ def test_graphs_pay_up_to_the_size_to_which_they_measure_faster(monkeypatch: pyt
         def replay(self) -> None:
             clock[0] += 1e-3 + 1e-6 * self._tokens
 
-    model: Any = Model()
-    rungs = iter((32, 128, 512, 1024, 384))
+    sizes: list[int] = []
 
     def record(work: Callable[[], torch.Tensor]) -> tuple[Any, torch.Tensor]:
-        return Recorded(next(rungs)), work()
+        return Recorded(sizes[-1]), work()
 
+    class Graphed(GraphedEncoder):
+        def record(self, tokens: int) -> None:
+            sizes.append(tokens)
+            super().record(tokens)
+
+    model: Any = Model()
     trial = partial(trial_batch, longest=model.longest, words=1000)
-    best, reason = with_graphs(GraphedEncoder(model, record, HostUploads()), lambda: None, trial)
+    best, reason = with_graphs(Graphed(model, record, HostUploads()), lambda: None, trial)
     assert "up to 512 tokens" in reason
-    assert list(best.rungs) == [32, 128, 512]
-    best(TokenBatch.of([[1] * 300]))
-    assert list(best.rungs) == [32, 128, 512, 384]
-    best(TokenBatch.of([[1] * 400, [1] * 300]))
-    assert list(best.rungs) == [32, 128, 512, 384], "larger ones are computed"
+    assert sizes[:4] == [32, 128, 512, 1024]
+    assert sizes[4:] == [512, 384, 256, 192, 128, 96, 64, 48, 32, 16]
+    assert list(best.rungs) == sizes[:3:-1]
+    with torch.inference_mode():
+        best(TokenBatch.of([[1] * 300]))
+        best(TokenBatch.of([[1] * 400, [1] * 300]))
+    assert len(sizes) == 14, "nothing is recorded under traffic"

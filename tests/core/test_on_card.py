@@ -15,8 +15,8 @@ import torch
 from app.src.core.backends import Running, TokenBatch, Vectors
 from app.src.core.backends.folder import read_folder
 from app.src.core.backends.torch.encoders import trial_tokens
-from app.src.core.backends.torch.graphs import GraphedEncoder, cuda_recorder
-from app.src.core.backends.torch.packed import Layout, PackedEncoder, choose, runs_of_equal_length
+from app.src.core.backends.torch.graphs import FAST_LADDER, GraphedEncoder, cuda_recorder
+from app.src.core.backends.torch.packed import Layout, PackedEncoder, candidates, choose, runs_of_equal_length
 from app.src.core.backends.torch.process import TF32
 from app.src.core.backends.torch.staging import CudaCard, Downloads, uploads_for
 from app.src.core.device import DeviceProfile, detect
@@ -67,17 +67,41 @@ def test_the_card_passes_its_trial(dtype: torch.dtype) -> None:
     assert chosen is not runs_of_equal_length, reason
 
 
+def test_the_choice_between_kernels_is_timed() -> None:
+    """Prints the times of short and of long texts."""
+    profile = detect("cuda")
+    _chosen, reason = choose(profile, 12, 384, torch.float16)
+    print(profile.name, reason)
+    tried = candidates(profile, torch.float16)[:-1]
+    if len(tried) > 1:
+        for attention in tried:
+            assert reason.count(f"{attention.__name__.replace('_', ' ')} ") == 2, reason
+
+
+@pytest.mark.parametrize("lengths", [[17] * 40, [3, 64, 1], [512, 17, 300]])
+def test_every_kernel_takes_empty_sequences_and_a_larger_bound(lengths: list[int]) -> None:
+    """As recordings need them."""
+    profile, heads = detect("cuda"), 12
+    qkv = torch.randn(sum(lengths), 3 * 384, generator=torch.Generator().manual_seed(1))
+    wanted = runs_of_equal_length(qkv, Layout.of(lengths, qkv.device), heads)
+    starts = torch.tensor([0, *lengths, 0, 0], dtype=torch.int32).cumsum(0, dtype=torch.int32).cuda()
+    for attention in candidates(profile, torch.float16)[:-1]:
+        found = attention(qkv.half().cuda(), Layout((), 512, starts), heads).cpu()
+        torch.testing.assert_close(found.float(), wanted, rtol=5e-3, atol=5e-3)
+
+
 def test_cuda_graphs_give_the_computed_vectors(minilm_folder: Path) -> None:
     profile = detect("cuda")
     device = torch.device(profile.torch_name)
     loaded = PackedEncoder.load(read_folder(minilm_folder, "all-MiniLM-L6-v2"), profile, torch.float16)
     graphed = GraphedEncoder(loaded, cuda_recorder(device), uploads_for(device))
     with torch.inference_mode():
+        graphed.record_all(FAST_LADDER)
+        assert list(graphed.rungs) == list(FAST_LADDER)
         for lengths in ((5,), (9, 3, 30), (31,) * 32, (5,)):
             batch = TokenBatch.of(trial_tokens(length, 1000, start=row) for row, length in enumerate(lengths))
             cosines = torch.nn.functional.cosine_similarity(graphed(batch).double(), loaded(batch).double())
             assert float(cosines.min()) > 0.9999
-    assert graphed.rungs
     assert Layout.of([1], device).cumulative.is_cuda
 
 

@@ -6,6 +6,7 @@ import random
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,10 @@ import pytest
 
 from app.src.core import queue
 from app.src.core.backends import DeviceUnavailable, ModelUnsupported, OutOfMemory, Pause, TokenBatch, WeightsMismatch
-from app.src.core.backends.folder import sha256_of
+from app.src.core.backends.folder import read_folder, sha256_of
+from app.src.core.backends.tokenizing import RustTokenizer
+from app.src.core.backends.torch import backend as pytorch
+from app.src.core.backends.torch import encoders
 from app.src.core.backends.torch.backend import EngineOptions, TorchBackend
 from app.src.core.backends.torch.packed import PackedEncoder
 from app.src.core.backends.torch.process import device_errors_mapped, on_compute_thread
@@ -144,6 +148,24 @@ def test_half_precision_rows_that_are_not_finite_are_saved_by_fp32(minilm: Embed
     assert engine.stats().recomputed == 2
 
 
+def test_the_fp32_model_is_loaded_like_the_chosen_one_without_another_comparison(
+    minilm: EmbeddingEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = TorchBackend.load(EngineOptions(MINILM, device="cpu", precision="bf16"))
+    usual = backend._encoder
+
+    def refuse(*_given: Any, **_named: Any) -> Any:
+        raise AssertionError("compared at loading")
+
+    for name in ("load_encoder", "least_cosine", "PaddedEncoder"):
+        monkeypatch.setattr(encoders, name, refuse)
+        monkeypatch.setattr(pytorch, name, refuse, raising=False)
+    batch = backend.tokenize(["oil leak", "pump"])
+    assert cosines(backend.forward(batch, exact=True), minilm.embed(["oil leak", "pump"])).min() >= 0.99999
+    assert (type(backend._exact), backend._encoder) == (type(usual), usual)
+    backend.close()
+
+
 class Spoiled:
     """An encoder as half precision is when it overflows."""
 
@@ -241,6 +263,16 @@ def test_weights_of_another_architecture_are_refused(make_folder: Callable[..., 
     config.write_text(config.read_text().replace('"num_hidden_layers": 2', '"num_hidden_layers": 3'))
     with pytest.raises(ModelUnsupported, match=r"lacks the tensor.*layer\.2"):
         load_engine(EngineOptions(str(folder), device="cpu"))
+
+
+def test_an_id_without_an_embedding_is_refused_before_it_reaches_a_card(make_folder: Callable[..., Path]) -> None:
+    """There it would end the process, and any client could send it."""
+    folder = read_folder(make_folder(), "tiny")
+    tokenizer = RustTokenizer.load(folder)
+    tokenizer.check_ids(folder)
+    words = int(folder.config["vocab_size"])
+    with pytest.raises(ModelUnsupported, match=f"ids up to {words - 1}, but the model has only {words - 1}"):
+        tokenizer.check_ids(replace(folder, config={**folder.config, "vocab_size": words - 1}))
 
 
 # ------------------------------------------------------------------------------------------------------ devices, memory

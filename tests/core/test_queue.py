@@ -575,7 +575,7 @@ def test_a_text_without_a_vector_fails_its_own_request_only(scene: Scene) -> Non
     with pytest.raises(NonFinite) as caught:
         bad.result(PATIENCE)
     assert caught.value.indices == (1, 3)
-    assert scene.backend.exact_batches == 1
+    assert scene.backend.exact_rows == 1
 
 
 def test_a_failing_batch_fails_the_request_to_blame_only(scene: Scene) -> None:

@@ -281,3 +281,24 @@ def test_where_the_device_is_the_host_nothing_is_copied() -> None:
     uploads.send_into(target)
     assert target.tolist() == [8, 9]
     assert found.tolist() == [1, 2, 3]
+
+
+def test_memory_is_pinned_through_the_cards_own_context(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pinning opens a context on the thread's current card, some 500 MB of cuda:0 for an engine on cuda:1."""
+    current = ["cuda:0"]
+
+    @contextlib.contextmanager
+    def device(chosen: torch.device) -> Iterator[None]:
+        current.append(str(chosen))
+        yield
+        current.pop()
+
+    def empty(count: int, *, dtype: torch.dtype, pin_memory: bool) -> torch.Tensor:
+        assert pin_memory
+        assert current[-1] == "cuda:1"
+        return torch.zeros(count, dtype=dtype)
+
+    monkeypatch.setattr(torch.cuda, "device", device)
+    monkeypatch.setattr(torch, "empty", empty)
+    assert len(CudaCard(torch.device("cuda", 1)).host(7, torch.int32)) == 7
+    assert current == ["cuda:0"]

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from functools import partial
-from typing import Self
+from typing import Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +30,16 @@ REQUEST_CHARACTERS = 1 << 20
 _SHOWN_FIRST = "./all-MiniLM-L6-v2"
 QUEUED_PARTS = 2  # of one call, besides the part being tokenised; more if the device can compute them at once
 CHARACTERS = 4.0  # of a token, assumed before the first large part was tokenised
+
+
+class Device(Protocol):
+    """How a device computes, for those who show it."""
+
+    precision: Precision
+    precision_reason: str
+    path: str
+    path_reason: str
+    profile: DeviceProfile
 
 
 class Engine(ABC):
@@ -163,6 +173,16 @@ class Engine(ABC):
     def failed(self) -> str:
         """Return why the device computes nothing more in this process; "" while it works. Then all calls that compute
         raise DeviceFailed."""
+
+    @property
+    def members(self) -> Sequence[Device]:
+        """Return the engine of each device."""
+        return [self]
+
+    @property
+    def failures(self) -> list[str]:
+        """Return for each of the `members` why it computes nothing more; "" while it works."""
+        return [self.failed]
 
     @abstractmethod
     def close(self) -> None:

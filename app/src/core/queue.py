@@ -22,7 +22,8 @@ from numpy.typing import NDArray
 
 from .agreement import usable
 from .backends import Backend, DeviceFailed, EngineClosed, EngineError, OutOfMemory, Pause, Running, TokenBatch, Vectors
-from .memory import MemoryLimits, T4MemoryManager
+from .device import ELEMENT_BYTES
+from .memory import MemoryLimits, T4MemoryManager, memory_of
 from .tokens import padded, plan_batches
 
 Lane = Literal["interactive", "bulk"]  # interactive: a caller waits; bulk: a sync, a file or a large request
@@ -111,7 +112,8 @@ class BatchRunner:
         self.backend = backend
         info, measured = backend.info, backend.token_cost()
         used, free = backend.used_bytes(), backend.free_bytes()
-        self.memory = T4MemoryManager(backend.profile, limits, used_bytes=used, free_bytes=free)
+        device = memory_of(backend.profile)
+        self.memory = T4MemoryManager(limits=limits, used_bytes=used, free_bytes=free, device=device)
         self.memory.plan_for(info.shape, info.precision, measured)
         self.ahead = backend.ahead
         self.steps = 1 + backend.pauses  # parts of about equal length, between which a batch can be interrupted
@@ -198,12 +200,21 @@ class BatchRunner:
         return vectors
 
     def _repaired(self, batch: TokenBatch, vectors: Vectors) -> tuple[Vectors, int]:
-        """Recompute rows that are not `usable`, one by one in fp32, and return how many. Called under the lock."""
-        bad = np.flatnonzero(~usable(vectors)).tolist()
-        if bad:
+        """Recompute rows that are not `usable` in fp32, and return how many. Called under the lock. Raises OutOfMemory
+        for a single row only; these batches do not change the budget."""
+        bad = np.flatnonzero(~usable(vectors))
+        if len(bad):
             vectors = np.array(vectors)
-            for row in bad:
-                vectors[row] = self.backend.forward(batch.select([row]), exact=True)[0]
+            budget = self.memory.token_budget * ELEMENT_BYTES[self.backend.info.precision] // ELEMENT_BYTES["fp32"]
+            parts = deque(bad[places] for places in self.plan(batch.lengths[bad].tolist(), budget))
+            while parts:
+                rows = parts.popleft()
+                try:
+                    vectors[rows] = self.backend.forward(batch.select(rows.tolist()), exact=True)
+                except OutOfMemory:
+                    if len(rows) == 1:
+                        raise
+                    parts.extendleft(np.array_split(rows, 2))
         return vectors, len(bad)
 
     def stats(self) -> EngineStats:
@@ -235,6 +246,7 @@ class BatchRunner:
             if not self._closed:
                 self._closed = True
                 self.backend.close()
+                self.memory.close()
 
 
 # ------------------------------------------------------------------------------------------------------------ requests

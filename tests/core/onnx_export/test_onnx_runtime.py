@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from app.src.core.backends import DeviceUnavailable, OutOfMemory
+from app.src.core.backends import DeviceFailed, DeviceUnavailable, OutOfMemory
 from app.src.core.backends.onnx import OnnxRuntimeBackend, make_session
 from app.src.core.backends.torch.backend import EngineOptions
 from app.src.core.device import DeviceProfile
@@ -158,6 +158,22 @@ def test_exhausted_memory_is_known(plain: OnnxRuntimeBackend) -> None:
             backend.forward(TokenBatch.of([[101, 102]]))
     recording.error = RuntimeError("[ONNXRuntimeError] : 2 : INVALID_ARGUMENT")
     with pytest.raises(RuntimeError, match="INVALID_ARGUMENT"):
+        backend.forward(TokenBatch.of([[101, 102]]))
+
+
+@pytest.mark.proves(20)
+def test_a_card_that_failed_is_known(plain: OnnxRuntimeBackend) -> None:
+    recording = Recording(plain.usual)
+    backend = replace(plain, usual=recording)
+    recording.error = RuntimeError(
+        "[ONNXRuntimeError] : 1 : FAIL : CUDA failure 700: an illegal memory access was encountered ; GPU=0 ; "
+        "hostname=planted ; file=cuda_call.cc ; line=121 ; expr=cudaStreamSynchronize(stream_);"
+    )
+    with pytest.raises(DeviceFailed, match="failure 700: an illegal memory access was encountered; restart") as caught:
+        backend.forward(TokenBatch.of([[101, 102]]))
+    assert "planted" not in str(caught.value)
+    recording.error = RuntimeError("[ONNXRuntimeError] : 1 : FAIL : CUDA failure 1: invalid argument ; GPU=0")
+    with pytest.raises(RuntimeError, match="invalid argument"):
         backend.forward(TokenBatch.of([[101, 102]]))
 
 

@@ -48,6 +48,15 @@ class EngineClosed(EngineError):
 class DeviceFailed(EngineError):
     """The device computes nothing more in this process: a CUDA error other than missing memory. Restart the process."""
 
+    @classmethod
+    def after(cls, error: Exception) -> DeviceFailed:
+        """Return the error for users; the first line of `error` says what happened."""
+        said = str(error).partition("\n")[0].partition(" ; GPU=")[0]  # ONNX Runtime adds host, file and line
+        return cls(
+            f"the GPU computes nothing more in this process: {said}; restart the process (a sync goes on from what is "
+            "stored) and look for Xid in the system's log (dmesg)"
+        )
+
 
 class NonFinite(EngineError):
     """The model has no finite, non-zero vector for some texts, even in fp32. `indices`: positions in the call."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,13 +13,16 @@ import numpy as np
 
 from ..device import DeviceProfile, Precision
 from ..tokens import rectangle, width_of
-from . import DeviceUnavailable, ModelInfo, OutOfMemory, Pause, TokenBatch, Vectors
+from . import DeviceFailed, DeviceUnavailable, ModelInfo, OutOfMemory, Pause, TokenBatch, Vectors
 from .folder import Folder, sha256_of
 from .tokenizing import RustTokenizer, TokenizingBackend
 
 PATH = "onnx-runtime"
 OUTPUT = "sentence_embedding"
 _NO_MEMORY = ("out of memory", "failed to allocate", "bad_alloc", "bad allocation", "not enough memory")
+# Errors of the CUDA runtime that each later call repeats (driver_types.h): ECC and NVLink, illegal address or
+# instruction, time limit, assertion, misaligned address, launch failure, unknown.
+_FAILED = re.compile(r"CUDA failure (214|220|700|702|710|71[4-9]|999)\b")
 
 
 @dataclass(eq=False)
@@ -86,6 +90,8 @@ class OnnxRuntimeBackend(TokenizingBackend):
             except Exception as error:  # ONNX Runtime's errors share no other base class
                 if _no_memory(error):
                     raise OutOfMemory("this batch does not fit in the device's memory") from error
+                if _FAILED.search(str(error)):
+                    raise DeviceFailed.after(error) from error
                 raise
             parts.append(np.asarray(vectors, dtype=np.float32))
         return parts[0] if len(parts) == 1 else np.concatenate(parts)

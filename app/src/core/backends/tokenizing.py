@@ -49,6 +49,17 @@ class RustTokenizer:
             tokenizer.normalizer = normalizers.Sequence([step for step in steps if step is not None])
         return cls(tokenizer, folder.max_length)
 
+    def check_ids(self, folder: Folder) -> None:
+        """Raise ModelUnsupported if a text may have an id without an embedding: on a card it ends the process, on a CPU
+        only the request."""
+        largest = max(self._whole.get_vocab().values())
+        words = int(folder.config.get("vocab_size") or largest + 1)
+        if largest >= words:
+            raise ModelUnsupported(
+                f"model {folder.name!r}: the tokenizer has ids up to {largest}, but the model has only {words} "
+                "embeddings. On a GPU a text with such an id would end the process; correct the model or use device cpu"
+            )
+
     def ids(self, texts: Sequence[str]) -> TokenBatch:
         """Return ids with special tokens, cut to the model's maximum."""
         return ids_of(self._cut, texts)

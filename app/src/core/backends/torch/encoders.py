@@ -5,6 +5,7 @@ mean or CLS pooling, or runs sentence-transformers' modules for every other stac
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from ...device import DeviceProfile, Precision
-from ...tokens import rectangle, width_of
+from ...tokens import plan_batches, rectangle, width_of
 from .. import ModelUnsupported, Pause, TokenBatch, TokenIds
 from ..folder import Folder
 from ..packaged import PACKAGED
@@ -80,22 +81,71 @@ def load_encoder(folder: Folder, target: Target, *, packed: bool = True) -> tupl
     reason = f"self-test: matches Transformers (least cosine {least:.7f})"
     if target.profile.kind == "cpu":
         return encoder, reason
+    from .packed import runs_of_equal_length
+
+    reason = "; ".join(filter(None, (reason, encoder.attention_reason, encoder.kernels_reason)))
+    if encoder.attention is runs_of_equal_length:  # it needs the lengths, which a graph does not fix
+        padded = reference if target.precision == "fp32" else PaddedEncoder(folder, target)
+        faster, why = _faster(folder, target, encoder, padded)
+        return faster, f"{reason}; {why}"
+    del reference, structure  # recordings get the memory of their fp32 weights
+    graphed, why = _graphed(folder, target, encoder)
+    return graphed, f"{reason}; {why}"
+
+
+def _faster(
+    folder: Folder, target: Target, packed: PackedEncoder, padded: PaddedEncoder
+) -> tuple[PackedEncoder | PaddedEncoder, str]:
+    """Time texts of many lengths on a card; return the faster encoder, and both times."""
     import torch
 
-    from .graphs import GraphedEncoder, cuda_recorder, with_graphs
-    from .packed import runs_of_equal_length
+    from .packed import finish
+
+    words, lengths = words_of(folder), np.linspace(8, folder.max_length, 32, dtype=int).tolist()
+    texts = TokenBatch.of(trial_tokens(length, words) for length in lengths)
+    planned = plan_batches(lengths, texts.tokens, target.profile.padding_multiple(target.precision))
+    rectangles = [texts.select(places) for places in planned]
+
+    def seconds(encoder: PackedEncoder | PaddedEncoder, batches: list[TokenBatch]) -> float:
+        finish(target.profile)
+        started = time.perf_counter()
+        for batch in batches:
+            encoder(batch)
+        finish(target.profile)
+        return time.perf_counter() - started
+
+    with torch.inference_mode():
+        rounds = [(seconds(packed, [texts]), seconds(padded, rectangles)) for _ in range(4)]
+    one, other = (min(times) for times in zip(*rounds[1:], strict=True))  # the first round loads kernels
+    shown = f"{texts.tokens} tokens take {1e3 * one:.1f} ms packed, {1e3 * other:.1f} ms padded"
+    return (packed if one < other else padded), f"{shown}; no CUDA graphs with either"
+
+
+def _graphed(folder: Folder, target: Target, encoder: PackedEncoder) -> tuple[PackedEncoder | GraphedEncoder, str]:
+    """Return the encoder with CUDA graphs if they are switched on and faster, and the reason."""
+    import torch
+
+    from .graphs import FAST_LADDER, LADDER, GraphedEncoder, cuda_recorder, with_graphs
+    from .packed import finish
     from .staging import uploads_for
 
-    reasons = "; ".join(filter(None, (reason, encoder.attention_reason, encoder.kernels_reason)))
     if not target.graphs:
-        return encoder, f"{reasons}; CUDA graphs are switched off"
-    if encoder.attention is runs_of_equal_length:  # it needs the lengths, which a graph does not fix
-        return encoder, f"{reasons}; no CUDA graphs with that"
+        return encoder, "CUDA graphs are switched off"
     device = torch.device(target.profile.torch_name)
     graphed = GraphedEncoder(encoder, cuda_recorder(device), uploads_for(device))
     trial = partial(trial_batch, longest=encoder.longest, words=words_of(folder))
-    best, why = with_graphs(graphed, lambda: torch.cuda.synchronize(device), trial)
-    return best, f"{reasons}; {why}"
+    ladder = FAST_LADDER if (target.profile.capability or (0, 0)) >= (9, 0) else LADDER
+    return with_graphs(graphed, partial(finish, target.profile), trial, ladder)
+
+
+def load_exact(folder: Folder, target: Target, chosen: Encoder) -> Encoder:
+    """Load `chosen` in fp32, on the target's device and without CUDA graphs. `load_encoder` has compared its path."""
+    exact = replace(target, precision="fp32", fused=False)
+    if folder.universal:
+        from .universal import UniversalEncoder
+
+        return UniversalEncoder(folder, exact.profile, exact.dtype)
+    return _packed(folder, exact) if chosen.path == "packed" else PaddedEncoder(folder, exact)
 
 
 def _packed(folder: Folder, target: Target, *, prepack: bool = True) -> PackedEncoder:

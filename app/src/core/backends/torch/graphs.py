@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Sequence
+import weakref
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -22,8 +23,10 @@ from .packed import Layout, PackedEncoder
 from .staging import Uploads
 
 # A batch's tokens are rounded up to one of these. Launching the kernels takes less time than computing 1,024 tokens of
-# MiniLM on a T4, and more than computing 4,096 on an H100, so `with_graphs` measures the largest recording that pays.
+# MiniLM on a T4, and about as long as computing 8,000 to 10,000 on an H100 (an estimate), so `with_graphs` measures the
+# largest recording that pays.
 LADDER = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096)
+FAST_LADDER = (*LADDER, 6144, 8192, 12_288, 16_384)  # from compute capability 9.0 on
 SEQUENCES = 32  # most texts of a batch of up to 512 tokens; larger batches may have one for every 16 tokens
 GAIN = 1.1  # replaying must be faster than launching by this factor
 
@@ -42,10 +45,11 @@ class _Rung:
 
 
 class GraphedEncoder:
-    """An encoder that replays small batches.
+    """An encoder that replays batches for which there is a recording.
 
     Recordings share memory and run one at a time, on one stream. Each has its own inputs and outputs; a result is
-    copied before the next replay.
+    copied before the next replay. They are made while a model is loaded, never while it serves, and stay when a batch
+    runs out of memory: replaying them needs no more.
     """
 
     pauses = 0
@@ -55,38 +59,37 @@ class GraphedEncoder:
         self.encoder = encoder
         self._record = record
         self._uploads = uploads
-        self.most = LADDER[-1]  # tokens of the largest batch that is replayed
-        self.rungs: dict[int, _Rung] = {}  # by tokens
-        self._on = True
+        self.rungs: dict[int, _Rung] = {}  # by tokens, ascending
 
     def __call__(self, batch: TokenBatch, pause: Pause | None = None) -> torch.Tensor:
-        tokens = rung_for(batch.tokens, len(batch)) if self._on else None
-        if tokens is not None and tokens <= self.most:
-            longest = self.encoder.longest
-            if tokens not in self.rungs:
-                borders = sequences_in(tokens) + -(-tokens // longest) + 1  # with room for fillers
-                try:
-                    fill(self._uploads.room(2 * tokens + borders), tokens, [np.zeros(0, np.int32)] * 2, [], longest)
-                    numbers = self._uploads.send()
-                    ids, positions, cumulative = torch.split(numbers, [tokens, tokens, borders])
-                    layout = Layout((), min(tokens, longest), cumulative)
-                    recording, found = self._record(lambda: self.encoder.compute(ids, positions, layout))
-                    self.rungs[tokens] = _Rung(tokens, numbers, recording, found)
-                except RuntimeError:  # includes OutOfMemoryError; later batches are not replayed
-                    self._on = False
-                    self.rungs.clear()
-            rung = self.rungs.get(tokens)
-            if rung is not None:
-                room, staged = self._uploads.room(len(rung.numbers)), self.encoder.staged(batch)
-                fill(room, rung.tokens, staged, batch.lengths.tolist(), longest)
-                self._uploads.send_into(rung.numbers)
-                rung.recording.replay()
-                return rung.found[: len(batch)].clone()  # the next replay overwrites it
-        try:
+        rung = self.rungs.get(rung_for(batch.tokens, len(batch), self.rungs) or 0)
+        if rung is None:
             return self.encoder(batch)
-        except torch.OutOfMemoryError:
-            self.rungs.clear()
-            raise
+        room, staged = self._uploads.room(len(rung.numbers)), self.encoder.staged(batch)
+        fill(room, rung.tokens, staged, batch.lengths.tolist(), self.encoder.longest)
+        self._uploads.send_into(rung.numbers)
+        rung.recording.replay()
+        return rung.found[: len(batch)].clone()  # the next replay overwrites it
+
+    def record(self, tokens: int) -> None:
+        """Record batches of `tokens` tokens. Raises RuntimeError, which includes OutOfMemoryError."""
+        longest = self.encoder.longest
+        borders = sequences_in(tokens) + -(-tokens // longest) + 1  # with room for fillers
+        fill(self._uploads.room(2 * tokens + borders), tokens, [np.zeros(0, np.int32)] * 2, [], longest)
+        numbers = self._uploads.send()
+        ids, positions, cumulative = torch.split(numbers, [tokens, tokens, borders])
+        layout = Layout((), min(tokens, longest), cumulative)
+        recording, found = self._record(lambda: self.encoder.compute(ids, positions, layout))
+        self.rungs[tokens] = _Rung(tokens, numbers, recording, found)
+
+    def record_all(self, ladder: Sequence[int]) -> None:
+        """Replace all recordings by those of `ladder`, without those that memory does not hold. Begins with the
+        largest, whose memory the others reuse."""
+        self.rungs.clear()
+        for tokens in sorted(ladder, reverse=True):
+            with contextlib.suppress(RuntimeError):
+                self.record(tokens)
+        self.rungs = dict(sorted(self.rungs.items()))
 
 
 def sequences_in(tokens: int) -> int:
@@ -94,9 +97,9 @@ def sequences_in(tokens: int) -> int:
     return max(SEQUENCES, tokens // 16)
 
 
-def rung_for(tokens: int, sequences: int) -> int | None:
-    """Return the recording size for a batch; None if it has too many tokens or texts."""
-    rung = next((rung for rung in LADDER if rung >= tokens), None)
+def rung_for(tokens: int, sequences: int, ladder: Iterable[int]) -> int | None:
+    """Return the recording size of an ascending `ladder` for a batch; None if it has too many tokens or texts."""
+    rung = next((rung for rung in ladder if rung >= tokens), None)
     return rung if rung is not None and sequences <= sequences_in(rung) else None
 
 
@@ -121,32 +124,44 @@ def fill(
 
 
 def cuda_recorder(device: torch.device) -> Record:
-    """Record with torch.cuda.CUDAGraph. All recordings share one memory pool, because they never run at once."""
-    pool: Any = torch.cuda.graph_pool_handle()
+    """Record with torch.cuda.CUDAGraph. Recordings that exist together share one memory pool, because they never run at
+    once. The work is run three times before, as torch's notes on CUDA graphs require."""
     beside = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    pool: Any = None
+    alive: weakref.WeakSet[Any] = weakref.WeakSet()  # the recordings in the pool
 
     def record(work: Callable[[], torch.Tensor]) -> tuple[Any, torch.Tensor]:
-        """Warm up on a separate stream, as torch's notes on CUDA graphs require, then record."""
-        computing = torch.cuda.current_stream(device)
-        beside.wait_stream(computing)
-        with torch.cuda.stream(beside), torch.inference_mode():
-            for _ in range(3):
-                work()
-        computing.wait_stream(beside)
-        graph = torch.cuda.CUDAGraph()
-        # thread_local: another thread's search may allocate on the card during this; "global" would make both fail.
-        recording = torch.cuda.graph(graph, pool=pool, stream=beside, capture_error_mode="thread_local")
-        # torch.cuda.graph waits for the current device, and leaves its stream current if ending a recording fails.
-        with torch.cuda.device(device), torch.cuda.stream(computing):
-            try:
-                with torch.inference_mode(), recording:
-                    found = work()
-            except RuntimeError:
-                # Without this torch up to 2.12 never frees tensors used by a second stream (pytorch #180395); later
-                # versions raise here.
-                with contextlib.suppress(RuntimeError, AttributeError, TypeError):
-                    torch._C._cuda_endAllocateToPool(device.index, pool)
-                raise
+        nonlocal pool
+        with torch.cuda.device(device):
+            if not alive:  # torch accepts no pool again whose recordings are all gone
+                # torch.cuda.graph would do this before each recording, and so drop the cache of other models.
+                torch.cuda.synchronize(device)
+                torch.cuda.empty_cache()
+                pool = torch.cuda.graph_pool_handle()
+            computing = torch.cuda.current_stream(device)
+            beside.wait_stream(computing)
+            with torch.cuda.stream(beside), torch.inference_mode():
+                try:
+                    for _ in range(3):
+                        work()
+                finally:
+                    computing.wait_stream(beside)  # the inputs must not be overwritten before
+                graph = torch.cuda.CUDAGraph()
+                try:
+                    # thread_local: another thread's search may allocate on the card during this; "global" would make
+                    # both fail.
+                    graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+                    try:
+                        found = work()
+                    finally:
+                        graph.capture_end()
+                except RuntimeError:
+                    # Without this torch up to 2.12 never frees tensors used by a second stream (pytorch #180395); later
+                    # versions raise here.
+                    with contextlib.suppress(RuntimeError, AttributeError, TypeError):
+                        torch._C._cuda_endAllocateToPool(device.index, pool)
+                    raise
+        alive.add(graph)
         return graph, found
 
     return record
@@ -154,7 +169,7 @@ def cuda_recorder(device: torch.device) -> Record:
 
 # -------------------------------------------------------------------------------------------------- use only if faster
 
-PROBES = (24, 128, 512, 1024, 2048, 4096)  # tokens of the measured batches; the first is a query
+PROBES = (24, 128, 512, 1024, 2048, 4096, 8192, 16_384)  # tokens of the measured batches; the first is a query
 # Not 1: filling up a batch changes the shape of the products, and so the rounding in half precision.
 LEAST_COSINE = 0.9999
 
@@ -163,9 +178,10 @@ def with_graphs(
     graphed: GraphedEncoder,
     finish: Callable[[], None],
     trial: Callable[[int], TokenBatch],
-    probes: Sequence[int] = PROBES,
+    ladder: Sequence[int] = LADDER,
 ) -> tuple[Any, str]:
-    """Return `graphed`, limited to sizes at which it is faster, or its plain encoder; and the reason.
+    """Return `graphed` with recordings for the sizes of `ladder` at which it is faster, or its plain encoder; and the
+    reason. Measures larger batches only while they gain.
 
     `finish` waits for the device; `trial` makes a batch of the given number of tokens.
     """
@@ -176,25 +192,36 @@ def with_graphs(
 
     encoder = graphed.encoder
     gains: dict[int, float] = {}
+    stopped = ""
     with torch.inference_mode():
-        for tokens in probes:
+        for tokens in PROBES:
+            rung = rung_for(tokens, 1, ladder)
+            if rung is None:
+                break
             probe = trial(tokens)
-            pair = encoder(probe).double(), graphed(probe).double()
+            try:
+                graphed.record(rung)
+                pair = encoder(probe).double(), graphed(probe).double()
+            except RuntimeError as error:  # includes OutOfMemoryError
+                said = str(error).partition("\n")[0][:80]
+                stopped = f"{tokens} tokens cannot be recorded here: {said}"
+                break
             cosine = float(torch.nn.functional.cosine_similarity(*pair).min())
-            if not graphed.rungs:  # recording failed, so no batch can be replayed
-                return encoder, f"CUDA graphs cannot be recorded for {tokens} tokens here: not used"
             if not cosine >= LEAST_COSINE:
-                if tokens == probes[0]:
-                    return encoder, f"CUDA graphs gave other vectors (cosine {cosine:.5f})"
+                stopped = f"{tokens} tokens gave other vectors (cosine {cosine:.5f})"
                 break
             gains[tokens] = gain(partial(encoder, probe), partial(graphed, probe), clock)
             if gains[tokens] < GAIN:
                 break
-    measured = ", ".join(f"{found:.2f} x as fast for {tokens}" for tokens, found in gains.items())
-    most = max((rung_for(tokens, 1) or 0 for tokens, found in gains.items() if found >= GAIN), default=0)
-    if not most:
-        return encoder, f"CUDA graphs measured {measured} tokens: not used"
-    graphed.most = most
-    for tokens in [tokens for tokens in graphed.rungs if tokens > most]:
-        del graphed.rungs[tokens]  # frees its memory
-    return graphed, f"CUDA graphs for batches up to {most} tokens: measured {measured}"
+        most = max((rung_for(tokens, 1, ladder) or 0 for tokens, found in gains.items() if found >= GAIN), default=0)
+        started = clock()
+        wanted = [rung for rung in ladder if rung <= most]
+        graphed.record_all(wanted)
+        seconds = clock() - started
+    why = [f"measured {found:.2f} x as fast for {tokens} tokens" for tokens, found in gains.items()]
+    why += [stopped] if stopped else []
+    why += [f"no memory to record {rung} tokens" for rung in wanted if rung not in graphed.rungs]
+    if not graphed.rungs:
+        return encoder, f"CUDA graphs not used: {', '.join(why)}"
+    largest, number = max(graphed.rungs), len(graphed.rungs)
+    return graphed, f"{number} CUDA graphs for up to {largest} tokens, recorded in {seconds:.2f} s: {', '.join(why)}"

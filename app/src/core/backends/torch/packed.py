@@ -4,6 +4,7 @@ Vectors equal those of transformers to 1e-6; benchmarks/embed.py measures the ga
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -71,9 +72,19 @@ def runs_of_equal_length(qkv: torch.Tensor, layout: Layout, heads: int) -> torch
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
+def flash_attention(qkv: torch.Tensor, layout: Layout, heads: int) -> torch.Tensor:
+    """Compute by FlashAttention 2: half precision, compute capability 8.0 and up, heads of a multiple of 8. Makes the
+    same call as torch's nested tensors; `varlen_attention` adds a Python operator and a kernel that fills zeros."""
+    query, key, value = qkv.view(len(qkv), 3, heads, -1).unbind(1)
+    starts, longest = layout.cumulative, layout.longest
+    kernel = torch.ops.aten._flash_attention_forward
+    out: torch.Tensor = kernel(query, key, value, starts, starts, longest, longest, 0.0, False, False)[0]
+    return out.reshape(len(qkv), -1)
+
+
 def varlen_attention(qkv: torch.Tensor, layout: Layout, heads: int) -> torch.Tensor:
-    """Compute by torch.nn.attention.varlen (FlashAttention 2): half precision, compute capability 8.0 and up. Uses
-    only arguments that torch 2.10 to 2.13 share."""
+    """Compute by torch.nn.attention.varlen, the public way to FlashAttention 2. Uses only arguments that torch 2.10 to
+    2.13 share."""
     from torch.nn.attention import varlen
 
     query, key, value = qkv.view(len(qkv), 3, heads, -1).unbind(1)
@@ -94,50 +105,115 @@ def memory_efficient_attention(qkv: torch.Tensor, layout: Layout, heads: int) ->
 
 
 def candidates(profile: DeviceProfile, dtype: torch.dtype) -> list[Attention]:
-    """Return the attentions to try, best first. FlashAttention needs half precision and compute capability 8.0; CUTLASS
-    needs 8.0 for bfloat16."""
+    """Return the attentions to try. FlashAttention needs half precision and compute capability 8.0; CUTLASS needs 8.0
+    for bfloat16. The last one is used only if no other works."""
     found: list[Attention] = [runs_of_equal_length]
     if profile.capability is not None:
         new = profile.capability >= (8, 0)
         if new or dtype != torch.bfloat16:
             found.insert(0, memory_efficient_attention)
         if new and dtype != torch.float32:
-            found.insert(0, varlen_attention)
+            found[:0] = [flash_attention, varlen_attention]
     return found
 
 
+# FlashAttention computes tiles of 128 rows where heads are narrow, CUTLASS tiles of 64: so short texts are timed apart.
+SHORT = 64
 _LENGTHS = (1, 2, 5, 5, 5, 17, 33, 33, 64, 130)
 # For values of about 1: more than the rounding error of TF32, fp16 and bf16; a wrong border or scale errs by tenths.
 TOLERANCE = {torch.float32: 5e-3, torch.float16: 5e-3, torch.bfloat16: 4e-2}
+_TIMED = (17, 256)  # tokens of a short and a long text
+_TIMED_TOKENS, _CALLS, _ROUNDS = 8192, 5, 3
+
+
+def by_longest(short: Attention, long: Attention) -> Attention:
+    """Return an attention that is `short` for batches whose longest text has at most SHORT tokens, else `long`."""
+
+    def attend(qkv: torch.Tensor, layout: Layout, heads: int) -> torch.Tensor:
+        return (short if layout.longest <= SHORT else long)(qkv, layout, heads)
+
+    return short if short is long else attend
 
 
 def choose(profile: DeviceProfile, heads: int, width: int, dtype: torch.dtype) -> tuple[Attention, str]:
-    """Return the first candidate whose results equal plain fp32 arithmetic here, else the last one; and the reason.
-    `width`: hidden size."""
-    reasons: list[str] = []
+    """Return the fastest candidates whose results equal plain fp32 arithmetic here, for short and for long texts, else
+    the last candidate; and the reason. `width`: hidden size."""
     *tried, last = candidates(profile, dtype)
-    if not tried:
-        return last, _name(last)
-    qkv = torch.randn(sum(_LENGTHS), 3 * width, generator=torch.Generator().manual_seed(7))
+    right: list[Attention] = []
+    reasons: list[str] = []
+    for attention in tried:
+        try:
+            with torch.inference_mode():
+                worst = max(_error(attention, profile, heads, width, dtype, most) for most in (SHORT, max(_LENGTHS)))
+            if worst <= TOLERANCE[dtype]:
+                right.append(attention)
+            else:
+                reasons.append(f"{_name(attention)}: off by {worst:.2g}")
+        except Exception as error:  # the next candidate is tried
+            said = str(error).partition("\n")[0][:120]
+            reasons.append(f"{_name(attention)}: {type(error).__name__}: {said}")
+    if not right:
+        return last, "; ".join([*reasons, _name(last)])
+    if len(right) == 1:
+        return right[0], "; ".join([*reasons, f"{_name(right[0])} gives the right numbers here"])
+    try:
+        with torch.inference_mode():
+            short, long = (_fastest(right, profile, heads, width, dtype, length) for length in _TIMED)
+    except RuntimeError as error:  # includes OutOfMemoryError
+        reasons.append(f"{_name(right[0])}, not timed: {str(error)[:120]}")
+        return right[0], "; ".join(reasons)
+    reasons += [f"up to {SHORT} tokens {short[1]}", f"above {long[1]}"]
+    return by_longest(short[0], long[0]), "; ".join(reasons)
+
+
+def _error(
+    attention: Attention, profile: DeviceProfile, heads: int, width: int, dtype: torch.dtype, most: int
+) -> float:
+    """Return the largest difference from plain fp32 arithmetic, for the trial texts of at most `most` tokens."""
+    lengths = [length for length in _LENGTHS if length <= most]
+    qkv = torch.randn(sum(lengths), 3 * width, generator=torch.Generator().manual_seed(7))
     qkv = qkv.to(profile.torch_name, dtype)
     wanted = []
-    for rows in torch.split(qkv.cpu().float(), list(_LENGTHS)):
+    for rows in torch.split(qkv.cpu().float(), lengths):
         query, key, value = rows.view(len(rows), 3, heads, -1).permute(1, 2, 0, 3)
         weights = torch.softmax(query @ key.transpose(1, 2) / query.shape[-1] ** 0.5, dim=-1)
         wanted.append((weights @ value).transpose(0, 1).reshape(len(rows), -1))
-    for attention in tried:
-        name = _name(attention)
-        try:
-            with torch.inference_mode():
-                found = attention(qkv, Layout.of(_LENGTHS, qkv.device), heads)
-                worst = float((found.cpu().float() - torch.cat(wanted)).abs().max())
-            if worst <= TOLERANCE[dtype]:
-                return attention, "; ".join([*reasons, f"{name} gives the right numbers here"])
-            reasons.append(f"{name}: off by {worst:.2g}")
-        except Exception as error:  # the next candidate is tried
-            said = str(error).partition("\n")[0][:120]
-            reasons.append(f"{name}: {type(error).__name__}: {said}")
-    return last, "; ".join([*reasons, _name(last)])
+    found = attention(qkv, Layout.of(lengths, qkv.device), heads)
+    return float((found.cpu().float() - torch.cat(wanted)).abs().nan_to_num(nan=torch.inf).max())
+
+
+def _fastest(
+    attentions: Sequence[Attention], profile: DeviceProfile, heads: int, width: int, dtype: torch.dtype, length: int
+) -> tuple[Attention, str]:
+    """Time many texts of `length` tokens, in turns; return the attention with the best time, and all times.
+
+    16 calls each of some 20 us to 1 ms: 1 to 50 ms for all candidates.
+    """
+    count = _TIMED_TOKENS // length
+    qkv = torch.zeros(count * length, 3 * width, dtype=dtype, device=profile.torch_name)
+    layout = Layout.of([length] * count, qkv.device)
+
+    def seconds(attention: Attention, calls: int) -> float:
+        finish(profile)
+        started = time.perf_counter()
+        for _ in range(calls):
+            attention(qkv, layout, heads)
+        finish(profile)
+        return (time.perf_counter() - started) / calls
+
+    for attention in attentions:
+        seconds(attention, 1)
+    rounds = [[seconds(attention, _CALLS) for attention in attentions] for _ in range(_ROUNDS)]
+    times = {attention: min(taken) for attention, taken in zip(attentions, zip(*rounds, strict=True), strict=True)}
+    first, *others = sorted(attentions, key=times.__getitem__)
+    shown = [f"{_name(each)} {1e6 * times[each]:.0f} us" for each in (first, *others)]
+    return first, f"{shown[0]} ({', '.join(shown[1:])})"
+
+
+def finish(profile: DeviceProfile) -> None:
+    """Wait for the device's queued work."""
+    if profile.kind == "cuda":
+        torch.cuda.synchronize(profile.index)
 
 
 def _name(attention: Attention) -> str:

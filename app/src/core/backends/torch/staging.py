@@ -40,7 +40,8 @@ class CudaCard:
         return context
 
     def host(self, count: int, dtype: torch.dtype) -> torch.Tensor:
-        return torch.empty(count, dtype=dtype, pin_memory=True)
+        with torch.cuda.device(self._device):  # pinning opens a context on the thread's current card, else cuda:0
+            return torch.empty(count, dtype=dtype, pin_memory=True)
 
     def sent(self, numbers: torch.Tensor) -> torch.Tensor:
         return numbers.to(self._device, non_blocking=True)
