@@ -170,7 +170,7 @@ def test_rows_that_overflow_are_computed_again_while_the_next_batch_is_on_its_wa
     remote.spoil = lambda tokens, exact: np.nan if is_poison(tokens) and not exact else None
     texts = [*many(300), POISON, f"{POISON} b"]
     np.testing.assert_allclose(EmbeddingEngine(remote).embed(texts), expected(texts), atol=1e-6)
-    assert remote.exact_batches == 2
+    assert remote.exact_rows == 2
     remote.spoil = lambda tokens, _exact: np.nan if is_poison(tokens) else None
     with pytest.raises(NonFinite) as caught:
         EmbeddingEngine(remote).embed(texts)

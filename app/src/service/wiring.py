@@ -254,6 +254,16 @@ class Parts:
         engines = (engine.failed for engine in self.engines_loaded if engine.failed)
         return next(engines, self._failed or (self._scan.failed if self._scan else ""))
 
+    @property
+    def half_failed(self) -> str:
+        """Return which devices compute nothing more while others of the same model go on; "" if there are none."""
+        return "; ".join(
+            f"{member.profile.name} computes nothing more until the service is restarted: {failure}"
+            for engine in self.engines_loaded
+            for member, failure in zip(engine.members, engine.failures, strict=True)
+            if failure and not engine.failed
+        )
+
     def engine_if_loaded(self, collection: str | None = None) -> Engine | None:
         """Return the loaded engine of a collection's configured model (None: of [embedding]), or None."""
         there = self._models.get(replace(self.configured(collection), weights_sha256=None))
@@ -305,7 +315,7 @@ class Parts:
                 if wanted.scan != "cpu":
                     embedding, build = self.settings.embedding, torch_build()
                     # Decide this without loading a model: a search by a vector needs no model.
-                    may_have = build is not None and build[1] is not None and embedding.device != "cpu"
+                    may_have = build is not None and build[1] is not None and not embedding.on_cpu
                     if wanted.scan == "gpu" or (may_have and not embedding.hashing):
                         scan = self._scan = EnginesScan(lambda: self.engine, wanted=wanted.scan == "gpu")
                 return LocalStore(wanted.path or Path(), names=self._metadata_names, scan=scan)
