@@ -16,7 +16,7 @@ from typing import Any
 
 from app.src.benchmark.harness import Figure, Target
 from app.src.core.device import DeviceProfile, detect
-from app.src.core.engine import EmbeddingEngine
+from app.src.core.engine import Engine
 from app.src.core.loading import EngineOptions, load_engine
 
 from .models import SHAPES, TINY, Shape, make, minilm
@@ -65,7 +65,7 @@ class Run:
         _, folder = self.folder_of(name)
         return EngineOptions(str(folder), **{"device": self.device, "precision": self.precision} | more)
 
-    def engine(self, name: str, **more: Any) -> EmbeddingEngine:
+    def engine(self, name: str, **more: Any) -> Engine:
         """Load our engine. `more`: further EngineOptions."""
         return load_engine(self.options(name, **more))
 

@@ -15,7 +15,7 @@ import numpy as np
 from app.src.benchmark.harness import Figure, Target, Work, at_least, at_most, interleaved, significant, wall
 from app.src.core.agreement import agreement
 from app.src.core.device import Setting
-from app.src.core.engine import EmbeddingEngine
+from app.src.core.engine import Engine
 from app.src.core.queue import Request
 from app.src.core.t4_gpu_optimizer import measure_products
 
@@ -88,7 +88,7 @@ def of_model(name: str, run: Run) -> Iterator[Figure | str]:
             yield Figure(f"{label}: cosine", [ours[1]], "", run.goal(COSINE), more=near)
 
 
-def sized(engine: EmbeddingEngine, folder: Any, load: str, seconds: float, few: int) -> int:
+def sized(engine: Engine, folder: Any, load: str, seconds: float, few: int) -> int:
     """Return how many texts our engine embeds in `seconds`, at least `few`."""
     tried, count, took = 1, few, 0.0
     while took < seconds / 4 and count < MOST_TEXTS:
@@ -176,7 +176,7 @@ def latency(run: Run) -> Iterator[Figure | str]:
             yield _beside_bulk(run, name, engine, folder)
 
 
-def _beside_bulk(run: Run, name: str, engine: EmbeddingEngine, folder: Any) -> Figure:
+def _beside_bulk(run: Run, name: str, engine: Engine, folder: Any) -> Figure:
     bulk = texts_of(folder, lengths_of("mixed", sized(engine, folder, "mixed", 0.02 if run.quick else 0.5, 64)))
     queries = cycle([texts_of(folder, [16], seed) for seed in range(64)])
     ended = threading.Event()
