@@ -90,6 +90,15 @@ class PartFailed(Exception):
     """The work in another process raised, was ended, or took too long."""
 
 
+def guarded(name: str, work: Callable[[], Iterable[Figure | str]]) -> Iterator[Figure | str]:
+    """Turn an error of one step of a part into a failed figure, so that the part goes on."""
+    try:
+        yield from work()
+    except Exception as error:
+        traceback.print_exc()
+        yield Figure(name, (), error=f"{type(error).__name__}: {error}"[:300])
+
+
 def apart(start: str, work: Callable[[], Iterable[Any]], ends: float) -> Iterator[Any]:
     """Yield what `work` yields in a process of its own, so that a CUDA error, a crash or a hang ends only that one.
 

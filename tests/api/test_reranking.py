@@ -16,6 +16,7 @@ import pytest
 from pydantic import ValidationError
 
 from app.src.access.principal import OPERATOR, Principal
+from app.src.core.backends import OutOfMemory
 from app.src.service.search import SearchOptions
 from app.src.service.service import Service
 from app.src.settings import Settings, SettingsError
@@ -178,6 +179,16 @@ def test_a_fault_leaves_the_order_and_says_so(
     assert answer["explain"]["reranker"]["why_not"] == note
     assert not any(text in note + caplog.text for text in TEXTS.values())
     assert failed() == known + 1
+
+
+def test_one_without_memory_says_so(synced: httpx.Client, reranker: Recording) -> None:
+    def fail(_texts: Sequence[str]) -> Any:
+        raise OutOfMemory("the memory of Tesla T4 does not hold one text")
+
+    reranker.answer = fail
+    assert ask(synced, query=TEXT)["notes"] == [
+        "the hits are not reranked: the memory of Tesla T4 does not hold one text"
+    ]
 
 
 def test_one_that_hangs_costs_so_many_seconds_and_so_many_threads(

@@ -48,6 +48,12 @@ def _needs_gpu(request: pytest.FixtureRequest) -> None:
             pytest.skip("no CUDA device here")
 
 
+@pytest.fixture(autouse=True)
+def _devices_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What an earlier test left on a simulated card takes no memory of this one's."""
+    monkeypatch.setattr("app.src.core.memory._devices", {})
+
+
 class ScriptedBackend(Backend):
     """A hashing backend that records the words of its batches and fails as told."""
 
@@ -57,7 +63,7 @@ class ScriptedBackend(Backend):
         self.info: ModelInfo = self._inner.info
         self.profile: DeviceProfile = self._inner.profile
         self.batches: list[list[list[str]]] = []
-        self.exact_batches = 0
+        self.exact_rows = 0
         self.closed = 0
         self.spoil: Callable[[list[str], bool], float | None] = lambda _tokens, _exact: None
 
@@ -74,7 +80,7 @@ class ScriptedBackend(Backend):
         if self.most_tokens is not None and batch.tokens > self.most_tokens:
             raise OutOfMemory("scripted")
         self.batches.append(words_of(batch))
-        self.exact_batches += exact
+        self.exact_rows += len(batch) * exact
         vectors = np.array(self._inner.forward(batch))
         for row, tokens in enumerate(self.batches[-1]):
             value = self.spoil(tokens, exact)

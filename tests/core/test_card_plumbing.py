@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from app.src.core.backends import DeviceFailed, OutOfMemory, Pause, TokenBatch, Vectors
+from app.src.core.backends.torch import backend as pytorch
 from app.src.core.backends.torch import encoders
 from app.src.core.backends.torch.backend import EngineOptions, TorchBackend
 from app.src.core.backends.torch.encoders import Target, load_encoder, trial_batch
@@ -26,7 +27,7 @@ from app.src.core.backends.torch.process import device_errors_mapped, on_compute
 from app.src.core.backends.torch.staging import CardUploads, CudaCard, Downloads, HostUploads
 from app.src.core.device import DeviceProfile
 from app.src.core.engine import EmbeddingEngine
-from app.src.core.memory import HEADROOM, MemoryLimits
+from app.src.core.memory import HEADROOM, DeviceMemory, MemoryLimits, T4MemoryManager, memory_of
 from tests.core.conftest import MINILM, ScriptedBackend
 
 TEXTS = [" ".join(["pump seal hydraulic oil leak"] * (1 + number * 7 % 23)) + f" {number}" for number in range(60)]
@@ -263,6 +264,7 @@ class FakeMemory:
         self.calls: list[str] = []
         for name in ("synchronize", "reset_peak_memory_stats", "memory_allocated", "max_memory_allocated"):
             monkeypatch.setattr(torch.cuda, name, getattr(self, name))
+        monkeypatch.setattr(torch.cuda, "memory_reserved", self.memory_allocated)
 
     def synchronize(self, index: int) -> None:
         self.calls.append(f"synchronize {index}")
@@ -304,6 +306,20 @@ def test_a_tokens_cost_is_measured_by_two_batches(monkeypatch: pytest.MonkeyPatc
     assert on_card.token_cost() == (20_000 * HEADROOM, 3 << 20)
     assert [call for call in memory.calls if "forward" in call] == ["forward 8192", "forward 8192", "forward 24576"]
     assert on_card.used_bytes() == (1 << 30) + (64 << 20)
+
+
+def test_the_trial_batches_are_larger_than_those_in_graphs(
+    monkeypatch: pytest.MonkeyPatch, on_card: TorchBackend
+) -> None:
+    """Replaying allocates nothing: a line through such a peak would be too steep."""
+    memory = FakeMemory(monkeypatch, per_token=20_000)
+    monkeypatch.setattr(on_card, "forward", memory.forward)
+    for largest, tokens in ((6144, 8192), (8192, 24_576), (16_384, 24_576)):
+        memory.calls.clear()
+        monkeypatch.setattr(on_card, "_encoder", SimpleNamespace(rungs={16: 0, largest: 0}))
+        assert on_card.token_cost() == (20_000 * HEADROOM, 0)
+        batches = [int(call.split()[1]) for call in memory.calls if "forward" in call]
+        assert batches == [tokens, tokens, 3 * tokens]
 
 
 def test_an_engine_plans_by_the_measured_cost(monkeypatch: pytest.MonkeyPatch, on_card: TorchBackend) -> None:
@@ -360,6 +376,112 @@ def test_a_card_without_room_for_the_trial_falls_back(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(on_card, "forward", fail)
     assert on_card.token_cost() is None
+
+
+# ------------------------------------------------------------------------------------- what this process may have
+
+
+T4 = DeviceProfile.cuda("Tesla T4", (7, 5), 16 << 30, index=1)
+
+
+def test_the_fraction_is_set_before_anything_is_on_the_card(monkeypatch: pytest.MonkeyPatch) -> None:
+    events: list[tuple[Any, ...]] = []
+
+    def load(*_given: Any, **_named: Any) -> Any:
+        events.append(("loads",))
+        raise OutOfMemory("far enough")
+
+    monkeypatch.setattr(pytorch, "detect", lambda _device: T4)
+    monkeypatch.setattr(pytorch, "load_encoder", load)
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _index: 0)
+    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda *given: events.append(given))
+    for fraction in (0.35, 1):
+        with pytest.raises(OutOfMemory):
+            TorchBackend.load(EngineOptions(MINILM, memory_fraction=fraction, reserve_mb=100))
+    assert events == [(0.35, 1), ("loads",), (1.0, 1), ("loads",)]
+    assert type(events[2][0]) is float, "torch refuses an int"
+    assert memory_of(T4).limits == MemoryLimits(1, 100 << 20)
+
+
+class Reserved:
+    """How much torch has of a card, by what was loaded there."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.bytes = 5 << 30  # of another model, and of a search
+        monkeypatch.setattr(pytorch, "reserved_bytes", lambda profile: self.bytes if profile.kind == "cuda" else 0)
+
+
+def test_a_model_takes_what_its_loading_reserved(monkeypatch: pytest.MonkeyPatch, on_card: TorchBackend) -> None:
+    """With the pools of its CUDA graphs, which torch counts as reserved and not as allocated."""
+    reserved = Reserved(monkeypatch)
+    monkeypatch.setattr(on_card, "_before", reserved.bytes)
+    reserved.bytes += 300 << 20
+    assert on_card.used_bytes() == 300 << 20
+
+
+@pytest.fixture
+def overflowing(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[TorchBackend, DeviceMemory, list[str]]]:
+    """A model on a simulated card, whose fp32 weights take 3 GiB there; the card's memory; where they were loaded."""
+    backend, _card = by_way_of_a_card(packed=True)
+    backend.profile, backend._memory = T4, DeviceMemory(T4)
+    backend._target = Target(T4, "fp16")
+    reserved, loads = Reserved(monkeypatch), list[str]()
+    usual: Any = backend._encoder
+
+    def load(_folder: Any, target: Target, chosen: Any) -> Any:
+        assert chosen is usual
+        loads.append(target.profile.kind)
+
+        class Exact:
+            def __call__(self, batch: TokenBatch, pause: Pause | None = None) -> torch.Tensor:
+                if target.profile.kind == "cuda" and len(batch) > room[0]:
+                    raise torch.OutOfMemoryError("planted")
+                found: torch.Tensor = usual(batch)
+                return found
+
+        if not room and target.profile.kind == "cuda":
+            raise torch.OutOfMemoryError("planted")
+        reserved.bytes += (3 << 30) * (target.profile.kind == "cuda")
+        return Exact()
+
+    room = [1000]
+    monkeypatch.setattr(pytorch, "load_exact", load)
+    backend.__dict__["room"] = room
+    yield backend, backend._memory, loads
+    backend.close()
+
+
+def test_the_fp32_model_is_loaded_once_and_held(overflowing: tuple[TorchBackend, DeviceMemory, list[str]]) -> None:
+    backend, memory, loads = overflowing
+    engine = T4MemoryManager(limits=MemoryLimits(1.0, 0), used_bytes=1 << 30, device=memory)
+    batch = backend.tokenize(TEXTS[:5])
+    wanted = backend.forward(batch)
+    for _ in range(2):
+        np.testing.assert_array_equal(backend.forward(batch, exact=True), wanted)
+    assert loads == ["cuda"]
+    assert engine.usable_bytes == 12 << 30
+    backend.close()
+    gc.collect()
+    assert engine.usable_bytes == 15 << 30
+
+
+@pytest.mark.parametrize("rooms", [[], [0]], ids=["for the weights", "for a row"])
+def test_without_room_on_the_card_the_cpu_computes_in_fp32(
+    overflowing: tuple[TorchBackend, DeviceMemory, list[str]], rooms: list[int], caplog: pytest.LogCaptureFixture
+) -> None:
+    backend, memory, loads = overflowing
+    backend.__dict__["room"][:] = rooms
+    batch = backend.tokenize(TEXTS[:5])
+    wanted = backend.forward(batch)
+    if rooms:
+        with pytest.raises(OutOfMemory):  # a single row is tried first
+            backend.forward(batch, exact=True)
+    for rows in ([0], range(5)):
+        np.testing.assert_allclose(backend.forward(batch.select(rows), exact=True), wanted[rows], atol=1e-5)
+    assert loads == ["cuda", "cpu"]
+    gc.collect()
+    assert memory.held_bytes == 0
+    assert "the CPU computes them from now on" in caplog.text
 
 
 # ------------------------------------------------------------------------------------------------------ CUDA graphs
@@ -648,6 +770,31 @@ def test_the_measured_cost_is_near_what_batches_take() -> None:
         found = backend._peak_bytes(16_384)
         assert found == pytest.approx(cost[1] + 16_384 * cost[0] / HEADROOM, rel=0.15)
         assert cost[0] < 2 * engine._backend.info.shape.bytes_per_token(engine._backend.info.precision)
+
+
+@pytest.mark.gpu
+def test_a_card_gives_no_more_than_the_fraction() -> None:
+    from app.src.core.loading import load_engine
+
+    total = torch.cuda.get_device_properties(0).total_memory
+    try:
+        with load_engine(EngineOptions(MINILM, device="cuda", memory_fraction=0.3)):
+            with pytest.raises(torch.OutOfMemoryError):
+                torch.empty(int(total * 0.31), dtype=torch.uint8, device="cuda")
+            torch.empty(int(total * 0.2), dtype=torch.uint8, device="cuda")
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+
+
+@pytest.mark.gpu
+def test_rows_in_fp32_take_their_memory_from_the_budget() -> None:
+    backend = TorchBackend.load(EngineOptions(MINILM, device="cuda", precision="fp16"))
+    with EmbeddingEngine(backend) as engine:
+        before = engine.memory.usable_bytes
+        batch = backend.tokenize(TEXTS)
+        usual, exact = backend.forward(batch), backend.forward(batch, exact=True)
+        np.testing.assert_allclose(usual, exact, atol=0.05)
+        assert 80 << 20 <= before - engine.memory.usable_bytes <= 200 << 20, "22.7 million numbers in fp32"
 
 
 @pytest.mark.gpu

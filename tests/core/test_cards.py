@@ -348,7 +348,7 @@ def test_what_is_booked_is_missing_from_batches_and_comes_back() -> None:
     fewer = memory.token_budget
     assert fewer == memory.usable_bytes // MINILM.bytes_per_token("fp16") < FULL
     memory.release(1100 << 20)
-    assert (memory.usable_bytes, memory.token_budget, memory.booked_bytes) == (usable, FULL, 0)
+    assert (memory.usable_bytes, memory.token_budget, memory.device.booked_bytes) == (usable, FULL, 0)
 
 
 def test_at_most_half_is_booked() -> None:
@@ -358,7 +358,7 @@ def test_at_most_half_is_booked() -> None:
     assert memory.book(half - 5)
     assert not memory.book(6)
     assert memory.book(6, times=1.5)
-    assert memory.booked_bytes == half + 1
+    assert memory.device.booked_bytes == half + 1
 
 
 def test_a_budget_that_was_shrunk_stays_shrunk_when_bookings_change() -> None:
@@ -379,7 +379,7 @@ def test_a_booking_below_a_shrunk_budget_does_not_make_it_forgotten() -> None:
     assert memory.book(most // 2, times=10)
     assert memory.book(memory.usable_bytes * 9 // 10, times=10)
     assert memory.token_budget < shrunk
-    memory.release(memory.booked_bytes)
+    memory.release(memory.device.booked_bytes)
     assert memory.token_budget == shrunk
 
 

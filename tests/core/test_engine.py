@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from collections import Counter
 from itertools import pairwise
@@ -194,7 +195,55 @@ def test_rows_that_overflow_are_computed_again_exactly(engine: EmbeddingEngine, 
     wanted = engine.embed(TEXTS)
     scripted.spoil = lambda tokens, exact: value if len(tokens) == 6 and not exact else None
     np.testing.assert_allclose(engine.embed(TEXTS), wanted, atol=1e-6)
-    assert engine.stats().recomputed == scripted.exact_batches > 0
+    assert engine.stats().recomputed == scripted.exact_rows > 0
+
+
+def overflowing(scripted: Any) -> list[int]:
+    """Let every row overflow; return the texts of each batch in fp32, as they come."""
+    scripted.spoil = lambda _tokens, exact: None if exact else np.nan
+    sizes: list[int] = []
+    forward = scripted.forward
+
+    def counted(batch: TokenBatch, *, exact: bool = False, pause: Pause | None = None) -> Any:
+        if exact:
+            sizes.append(len(batch))
+        return forward(batch, exact=exact)
+
+    scripted.forward = counted
+    return sizes
+
+
+@pytest.mark.proves(21)
+def test_rows_that_overflow_are_computed_together_within_the_budget_of_fp32(
+    engine: EmbeddingEngine, scripted: Any
+) -> None:
+    texts = [f"{number} b c d" for number in range(100)]
+    wanted = engine.embed(texts)
+    scripted.info = dataclasses.replace(scripted.info, precision="fp16")
+    engine.memory.token_budget = 400
+    sizes = overflowing(scripted)
+    np.testing.assert_allclose(engine.embed(texts), wanted, atol=1e-6)
+    assert sum(sizes) == engine.stats().recomputed == 100
+    words = scripted.tokenize(texts[:1]).tokens
+    assert max(sizes) == 200 // words, "fp32 takes twice the memory of fp16"
+
+
+@pytest.mark.proves(21)
+def test_rows_in_fp32_that_do_not_fit_are_halved_and_leave_the_budget(engine: EmbeddingEngine, scripted: Any) -> None:
+    texts = [f"{number} b c d" for number in range(24)]
+    wanted, budget = engine.embed(texts), engine.token_budget
+    sizes, counted = overflowing(scripted), scripted.forward
+
+    def full(batch: TokenBatch, *, exact: bool = False, pause: Pause | None = None) -> Any:
+        found = counted(batch, exact=exact)
+        if exact and len(batch) > 7:
+            raise OutOfMemory("planted")
+        return found
+
+    scripted.forward = full
+    np.testing.assert_allclose(engine.embed(texts), wanted, atol=1e-6)
+    assert sizes == [24, 12, 6, 6, 12, 6, 6]
+    assert (engine.token_budget, engine.stats().out_of_memory) == (budget, 0)
 
 
 @pytest.mark.proves(21)

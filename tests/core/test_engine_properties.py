@@ -279,7 +279,7 @@ def test_non_finite_names_exactly_the_bad_texts(good: list[bool], value: float) 
         engine.embed(texts)
     assert list(caught.value.indices) == bad
     assert f"{len(bad)} text(s)" in str(caught.value)
-    assert scripted.exact_batches == len({texts[row] for row in bad}), "each was tried once more in fp32"
+    assert scripted.exact_rows == len({texts[row] for row in bad}), "each was tried once more in fp32"
 
 
 def test_many_bad_texts_make_a_short_message() -> None:
@@ -294,7 +294,7 @@ def test_only_bad_rows_are_recomputed() -> None:
     spoiled.spoil = lambda tokens, exact: None if exact or len(tokens) != 2 else np.nan
     engine = EmbeddingEngine(spoiled)
     np.testing.assert_array_equal(engine.embed(["a", "b c", "d e f"]), fresh()[0].embed(["a", "b c", "d e f"]))
-    assert (spoiled.exact_batches, engine.stats().recomputed) == (1, 1)
+    assert (spoiled.exact_rows, engine.stats().recomputed) == (1, 1)
     assert [len(batch) for batch in spoiled.batches] == [3, 1]
 
 

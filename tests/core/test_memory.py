@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,6 +13,7 @@ from app.src.core.memory import (
     CPU_TOKENS,
     LEAST_TOKENS,
     RECOVER_AFTER,
+    DeviceMemory,
     MemoryLimits,
     ModelShape,
     T4MemoryManager,
@@ -115,3 +118,71 @@ def test_batch_size_fits_and_stays_in_bounds(sizes: tuple[int, int, int | None],
     assert least <= size <= most
     processing = 2 * (sizes[0] + sizes[1]) if sizes[2] is None else sizes[2]
     assert size == least or size * (sizes[0] + sizes[1] + processing) <= memory.usable_bytes
+
+
+# ----------------------------------------------------------------------------------------- one device, several engines
+
+T4 = DeviceProfile.of_card("Tesla T4")
+EVEN = MemoryLimits(1.0, 0)
+PART = 128 << 20  # several of these do not hold a batch that fills the card
+
+
+def left(*engines: T4MemoryManager) -> list[int]:
+    return [engine.usable_bytes for engine in engines]
+
+
+def test_a_second_model_takes_its_memory_from_both_budgets() -> None:
+    card = DeviceMemory(T4)
+    first = T4MemoryManager(limits=EVEN, free_bytes=2 * PART, used_bytes=PART, device=card)
+    first.plan_for(BERT_LARGE, "fp16")
+    alone = first.token_budget
+    assert left(first) == [2 * PART]
+    second = T4MemoryManager(limits=EVEN, free_bytes=PART, used_bytes=PART, device=card)
+    second.plan_for(BERT_LARGE, "fp16")
+    assert left(first, second) == [PART // 2] * 2, "weights are counted once, and both compute at the same time"
+    assert first.token_budget == second.token_budget == alone // 4
+    first.close()
+    first.close()
+    assert left(second) == [2 * PART]
+    assert second.token_budget == alone
+
+
+def test_an_engine_that_is_gone_leaves_its_memory() -> None:
+    card = DeviceMemory(T4)
+    first = T4MemoryManager(limits=EVEN, used_bytes=GIB, device=card)
+    T4MemoryManager(limits=EVEN, used_bytes=4 * GIB, device=card)  # as if loading failed after this
+    gc.collect()
+    assert left(first) == [15 * GIB]
+
+
+def test_bookings_of_a_search_count_for_all_engines() -> None:
+    card = DeviceMemory(T4)
+    first, second = (T4MemoryManager(limits=EVEN, free_bytes=2 * GIB, device=card) for _ in range(2))
+    assert first.book(GIB // 2)
+    assert left(first, second) == [GIB // 4 * 3] * 2
+    third = T4MemoryManager(limits=EVEN, free_bytes=3 * GIB // 2, device=card)
+    assert left(third) == [GIB // 2], "what is booked is not free, and not taken off twice"
+    second.release(GIB // 2)
+    assert left(first) == [2 * GIB // 3]
+
+
+def test_a_model_beside_the_engines_is_held_until_it_is_gone() -> None:
+    class Model: ...
+
+    card, model = DeviceMemory(T4), Model()
+    engine = T4MemoryManager(limits=EVEN, free_bytes=2 * PART, device=card)
+    engine.plan_for(BERT_LARGE, "fp16")
+    before = engine.token_budget
+    card.hold(model, PART)
+    assert left(engine) == [PART]
+    assert engine.token_budget == before // 2
+    del model
+    gc.collect()
+    assert engine.token_budget == before
+
+
+def test_the_last_limits_of_a_device_count() -> None:
+    card = DeviceMemory(T4)
+    first = T4MemoryManager(limits=MemoryLimits(0.8, 0), device=card)
+    T4MemoryManager(limits=MemoryLimits(0.5, GIB), device=card).close()
+    assert left(first) == [7 * GIB]

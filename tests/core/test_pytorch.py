@@ -18,6 +18,8 @@ from app.src.core import queue
 from app.src.core.backends import DeviceUnavailable, ModelUnsupported, OutOfMemory, Pause, TokenBatch, WeightsMismatch
 from app.src.core.backends.folder import read_folder, sha256_of
 from app.src.core.backends.tokenizing import RustTokenizer
+from app.src.core.backends.torch import backend as pytorch
+from app.src.core.backends.torch import encoders
 from app.src.core.backends.torch.backend import EngineOptions, TorchBackend
 from app.src.core.backends.torch.packed import PackedEncoder
 from app.src.core.backends.torch.process import device_errors_mapped, on_compute_thread
@@ -144,6 +146,24 @@ def test_half_precision_rows_that_are_not_finite_are_saved_by_fp32(minilm: Embed
     engine = EmbeddingEngine(backend)
     assert cosines(engine.embed(["oil leak", "pump"]), minilm.embed(["oil leak", "pump"])).min() >= 0.99999
     assert engine.stats().recomputed == 2
+
+
+def test_the_fp32_model_is_loaded_like_the_chosen_one_without_another_comparison(
+    minilm: EmbeddingEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = TorchBackend.load(EngineOptions(MINILM, device="cpu", precision="bf16"))
+    usual = backend._encoder
+
+    def refuse(*_given: Any, **_named: Any) -> Any:
+        raise AssertionError("compared at loading")
+
+    for name in ("load_encoder", "least_cosine", "PaddedEncoder"):
+        monkeypatch.setattr(encoders, name, refuse)
+        monkeypatch.setattr(pytorch, name, refuse, raising=False)
+    batch = backend.tokenize(["oil leak", "pump"])
+    assert cosines(backend.forward(batch, exact=True), minilm.embed(["oil leak", "pump"])).min() >= 0.99999
+    assert (type(backend._exact), backend._encoder) == (type(usual), usual)
+    backend.close()
 
 
 class Spoiled:

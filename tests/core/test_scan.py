@@ -181,19 +181,19 @@ def test_zero_rows_that_are_not_allowed_do_no_harm() -> None:
 def test_memory_is_booked_block_by_block_and_given_back_with_the_last_view() -> None:
     memory = manager(10**6)
     copy = CardScan(CPU, memory, Host()).copy(DIMENSION)
-    assert memory.booked_bytes == 0
+    assert memory.device.booked_bytes == 0
     copy.append(some_rows(np.random.default_rng(1), FIRST_ROWS, "random"))
-    assert memory.booked_bytes == 2 * DIMENSION * FIRST_ROWS
+    assert memory.device.booked_bytes == 2 * DIMENSION * FIRST_ROWS
     copy.append(some_rows(np.random.default_rng(2), 1, "random"))
-    assert memory.booked_bytes == 2 * 2 * DIMENSION * FIRST_ROWS
+    assert memory.device.booked_bytes == 2 * 2 * DIMENSION * FIRST_ROWS
     view = copy.view()
     del copy
     gc.collect()
-    assert memory.booked_bytes == 2 * 2 * DIMENSION * FIRST_ROWS
+    assert memory.device.booked_bytes == 2 * 2 * DIMENSION * FIRST_ROWS
     assert len(view.rank(some_rows(np.random.default_rng(3), 1, "random"), None)[0].best(5)[0])
     del view
     gc.collect()
-    assert memory.booked_bytes == 0
+    assert memory.device.booked_bytes == 0
 
 
 @pytest.mark.parametrize(("fitting", "on_card"), [(0, 0), (1023, 0), (1024, 1024), (2048, 2048), (10**6, 5000)])
@@ -222,7 +222,7 @@ def test_a_card_without_room_after_all_is_no_error(monkeypatch: pytest.MonkeyPat
     copy.append(rows[FIRST_ROWS:])
     gc.collect()
     assert copy.rows_on_card == FIRST_ROWS
-    assert memory.booked_bytes == 2 * DIMENSION * FIRST_ROWS
+    assert memory.device.booked_bytes == 2 * DIMENSION * FIRST_ROWS
 
 
 def on_a_full_card(rows: NDArray[np.float32], monkeypatch: pytest.MonkeyPatch, function: str) -> tuple[Any, list[int]]:
@@ -271,6 +271,7 @@ def test_a_search_on_a_card_that_failed_says_so(monkeypatch: pytest.MonkeyPatch)
     card.product = broken
     with pytest.raises(DeviceFailed, match="illegal memory access"):
         copy.view().rank(rows[:1], None)
+    assert "illegal memory access" in card.failed
 
 
 def test_rows_that_are_kept_need_room_beside_the_old_ones(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -279,12 +280,12 @@ def test_rows_that_are_kept_need_room_beside_the_old_ones(monkeypatch: pytest.Mo
     memory = manager(FIRST_ROWS)
     copy = CardScan(CPU, memory, Host()).copy(DIMENSION)
     copy.append(rows)
-    booked = memory.booked_bytes
+    booked = memory.device.booked_bytes
     monkeypatch.setattr(scan, "KEPT_SHARE", 1.0)
     with pytest.raises(MemoryError):
         copy.kept(np.arange(FIRST_ROWS) % 3 == 0)
     gc.collect()
-    assert memory.booked_bytes == booked
+    assert memory.device.booked_bytes == booked
     check(copy.view().rank(rows[7:8], None)[0], rows.astype(np.float64) @ rows[7].astype(np.float64), 10)
 
 

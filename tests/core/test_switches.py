@@ -82,6 +82,8 @@ def test_an_engine_that_was_not_loaded_holds_nothing(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(pytorch, "TF32", switch)
     monkeypatch.setattr(pytorch, "detect", lambda _device: A100)
     monkeypatch.setattr(pytorch, "load_encoder", refuse)
+    monkeypatch.setattr("torch.cuda.set_per_process_memory_fraction", lambda *_: None)
+    monkeypatch.setattr("torch.cuda.memory_reserved", lambda _index: 0)
     for precision in ("fp32", "tf32"):
         with pytest.raises(ModelUnsupported):
             load_engine(EngineOptions(precision=precision))

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from .backends import ModelNotFound, ModelUnsupported
+import numpy as np
+from numpy.typing import NDArray
 
-_BATCH = 32
+from .backends import ModelNotFound, ModelUnsupported, OutOfMemory
+from .device import DeviceProfile, Precision, choose_precision
+from .memory import MemoryLimits
+
+if TYPE_CHECKING:
+    from sentence_transformers import CrossEncoder
+
+_BATCH = 32  # pairs; fewer where memory does not hold them
+_log = logging.getLogger(__name__)
 
 
 def check_folder(folder: Path) -> None:
@@ -24,36 +35,78 @@ def check_folder(folder: Path) -> None:
 class CrossEncoding:
     """A loaded cross-encoder. Thread-safe: one call computes at a time."""
 
-    def __init__(self, folder: Path, device: str) -> None:
-        """Load a folder onto `device`, named as in torch. Raises ModelNotFound, ModelUnsupported."""
+    def __init__(self, folder: Path, profile: DeviceProfile, limits: MemoryLimits, precision: str = "auto") -> None:
+        """Load a folder onto a device and hold its memory there. `precision` auto: the device's, as for an engine.
+        Raises ModelNotFound, ModelUnsupported, OutOfMemory, DeviceFailed."""
         check_folder(folder)
-        from safetensors import SafetensorError
-        from sentence_transformers import CrossEncoder
-
-        from .backends.torch.encoders import quiet_transformers
+        from .backends.torch.linears import bf16_gain
 
         self._lock = threading.Lock()
-        with quiet_transformers():
-            try:
-                self._model: CrossEncoder = CrossEncoder(
-                    str(folder),
-                    device=device,
-                    local_files_only=True,
-                    trust_remote_code=False,
-                    model_kwargs={"use_safetensors": True},
-                )
-            except (ValueError, KeyError, OSError, SafetensorError) as error:
-                fault = f"cross-encoder {folder.name!r} cannot be loaded: {type(error).__name__}"
-                raise ModelUnsupported(fault) from error
+        self._folder, self._profile, self._limits = folder, profile, limits
+        self._load(choose_precision(profile, precision, bf16_gain)[0])
         numbers = self._model.num_labels
         if numbers != 1:
             raise ModelUnsupported(
                 f"cross-encoder {folder.name!r} gives {numbers} numbers a text; a reranker gives one"
             )
 
+    def _load(self, precision: Precision) -> None:
+        from safetensors import SafetensorError
+        from sentence_transformers import CrossEncoder
+
+        from .backends.torch.encoders import Target, quiet_transformers
+        from .backends.torch.process import device_errors_mapped, limited_memory, reserved_bytes
+
+        profile, dtype = self._profile, Target(self._profile, precision).dtype
+        with quiet_transformers(), device_errors_mapped(profile.index):
+            memory = limited_memory(profile, self._limits)
+            before = reserved_bytes(profile)
+            try:
+                model = CrossEncoder(
+                    str(self._folder),
+                    device=profile.torch_name,
+                    local_files_only=True,
+                    trust_remote_code=False,
+                    model_kwargs={"use_safetensors": True, "dtype": dtype},
+                )
+            except (ValueError, KeyError, OSError, SafetensorError) as error:
+                fault = f"cross-encoder {self._folder.name!r} cannot be loaded: {type(error).__name__}"
+                raise ModelUnsupported(fault) from error
+            memory.hold(model, max(0, reserved_bytes(profile) - before))
+        self._model: CrossEncoder = model
+        self.precision = precision
+
     def scores(self, query: str, texts: Sequence[str]) -> list[float]:
-        """Return the score of each text; higher is better, the scale depends on the model."""
-        pairs = [(query, text) for text in texts]
+        """Return the score of each text; higher is better, the scale depends on the model. Raises OutOfMemory if a
+        single text does not fit, DeviceFailed.
+
+        A model that overflows in half precision is loaded in fp32 once and for all.
+        """
         with self._lock:
-            found = self._model.predict(pairs, batch_size=_BATCH, show_progress_bar=False, convert_to_numpy=True)
+            found = self._predicted(query, texts)
+            if self.precision in ("fp16", "bf16") and not np.isfinite(found).all():
+                _log.warning("cross-encoder %r overflows in %s: loaded in fp32", self._folder.name, self.precision)
+                self._load("fp32")
+                found = self._predicted(query, texts)
         return [float(score) for score in found]
+
+    def _predicted(self, query: str, texts: Sequence[str]) -> NDArray[np.float32]:
+        """Compute in batches of similar length, the longest first; a batch that runs out of memory is halved."""
+        from .backends.torch.process import device_errors_mapped
+
+        found, size = np.empty(len(texts), dtype=np.float32), _BATCH
+        left = sorted(range(len(texts)), key=lambda place: -len(texts[place]))
+        while left:
+            some = left[:size]
+            pairs = [(query, texts[place]) for place in some]
+            try:
+                with device_errors_mapped(self._profile.index):
+                    found[some] = self._model.predict(pairs, batch_size=size, show_progress_bar=False)
+            except OutOfMemory as error:
+                if len(some) == 1:
+                    fault = f"the memory of {self._profile.name} does not hold one text for the cross-encoder"
+                    raise OutOfMemory(f"{fault} {self._folder.name!r}") from error
+                size = len(some) // 2
+            else:
+                left = left[size:]
+        return found

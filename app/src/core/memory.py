@@ -1,11 +1,12 @@
-"""The token budget of a batch, from free memory and the memory cost of a token; halved when memory runs out.
+"""What this process holds on a device, and the token budget of a batch, from the rest and the memory cost of a token.
 
-Other data on the device, such as a matrix to search, books its memory here.
+The budget is halved when memory runs out.
 """
 
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -46,15 +47,14 @@ class ModelShape:
 
 # Peak memory of a batch on a card: bytes for each token, and fixed bytes.
 TokenCost = tuple[float, int]
-# Sizes of the two trial batches. Both exceed the batches in CUDA graphs, which allocate memory when they are recorded.
-PROBE_TOKENS = (8192, 24_576)
+PROBE_TOKENS = (8192, 24_576)  # of the two trial batches
 
 
-def measured_cost(peak_bytes: Callable[[int], int], least_token_bytes: int) -> TokenCost | None:
+def measured_cost(peak_bytes: Callable[[int], int], least_token_bytes: int, times: int = 1) -> TokenCost | None:
     """Return slope and offset of the line through the peaks of a small and a large batch, the slope times HEADROOM.
-    `peak_bytes(tokens)` runs a batch and returns how many bytes memory grew. Returns None if the slope is below
-    `least_token_bytes`, because memory was reused."""
-    small, large = PROBE_TOKENS
+    `peak_bytes(tokens)` runs a batch and returns how many bytes memory grew; `times`: of PROBE_TOKENS. Returns None if
+    the slope is below `least_token_bytes`, because memory was reused."""
+    small, large = (times * tokens for tokens in PROBE_TOKENS)
     peaks = peak_bytes(small), peak_bytes(large)
     slope = (peaks[1] - peaks[0]) / (large - small)
     if slope < least_token_bytes:
@@ -83,8 +83,72 @@ class MemoryLimits:
             raise ValueError(f"memory reserve {self.reserve_bytes} is negative")
 
 
+class DeviceMemory:
+    """The memory of one device, shared by all that this process loads there. Thread-safe.
+
+    Models are held: they need their memory. A search's data is booked: it can stay elsewhere. The rest is for batches,
+    in equal shares for all engines, because they compute at the same time. `limits` are those of the last load.
+    """
+
+    def __init__(self, profile: DeviceProfile) -> None:
+        self.profile = profile
+        self.limits = MemoryLimits()
+        self.room = profile.memory_bytes  # free memory and what this process has, as measured at the last load
+        self.held_bytes = 0
+        self.booked_bytes = 0
+        self.managers: weakref.WeakSet[T4MemoryManager] = weakref.WeakSet()
+        self.lock = threading.RLock()  # a finalizer may call `release` at any point
+
+    @property
+    def unbooked_bytes(self) -> int:
+        """Return the memory within the fraction, less models and reserve."""
+        allowed = min(int(self.profile.memory_bytes * self.limits.fraction), self.room)
+        return max(0, allowed - self.held_bytes - self.limits.reserve_bytes)
+
+    def hold(self, owner: object, size: int) -> Callable[[], object]:
+        """Count `size` bytes of a loaded model until `owner` is gone or the result is called."""
+        self._hold(size)
+        release = weakref.finalize(owner, self._hold, -size)
+        release.atexit = False
+        return release
+
+    def _hold(self, size: int) -> None:
+        with self.lock:
+            self.held_bytes += size
+            self.plan()
+
+    def book(self, size: int, times: float = 1.0) -> bool:
+        """Reserve `size` bytes, such as for a matrix to search, and plan batches for the rest. Return False and book
+        nothing if all bookings would exceed `times` x BOOKABLE_SHARE."""
+        with self.lock:
+            if self.booked_bytes + size > self.unbooked_bytes * BOOKABLE_SHARE * times:
+                return False
+            self.booked_bytes += size
+            self.plan()
+            return True
+
+    def release(self, size: int) -> None:
+        """Release booked bytes."""
+        with self.lock:
+            self.booked_bytes -= size
+            self.plan()
+
+    def plan(self) -> None:
+        """Plan the budgets of all engines again. Called under the lock."""
+        for manager in list(self.managers):
+            manager.plan_again()
+
+
+_devices: dict[str, DeviceMemory] = {}
+
+
+def memory_of(profile: DeviceProfile) -> DeviceMemory:
+    """Return the memory of a device of this process."""
+    return _devices.setdefault(profile.torch_name, DeviceMemory(profile))
+
+
 class T4MemoryManager:
-    """The token budget of a device. Thread-safe."""
+    """The token budget of one engine. Thread-safe. `book` and `release` are those of its device."""
 
     def __init__(
         self,
@@ -93,52 +157,45 @@ class T4MemoryManager:
         *,
         free_bytes: int = 0,
         used_bytes: int = 0,
+        device: DeviceMemory | None = None,
     ) -> None:
         """Without `profile`, detect this machine's device: a usable GPU, else the CPU. `free_bytes`: free memory after
-        the model was loaded; 0 means the total. `used_bytes`: memory held by this process, mainly its model; counts
-        against the fraction."""
-        self._profile = profile or detect()
-        self._limits = limits or MemoryLimits()
-        self._free = free_bytes or self._profile.memory_bytes
-        self._used = used_bytes
-        self._lock = threading.RLock()  # a finalizer may call `release` at any point
+        the model was loaded; 0 means the total. `used_bytes`: what the model takes. `device`: the memory shared with
+        other engines; None: this engine has the device alone."""
+        self.device = device or DeviceMemory(profile or detect())
+        self.book, self.release = self.device.book, self.device.release
+        self._profile = self.device.profile
+        self._lock = self.device.lock
         self.token_budget = CPU_TOKENS
         self.planned_tokens = CPU_TOKENS  # the budget without reductions after OutOfMemory
         self._shrunk: int | None = None  # the reduced budget, until it has recovered
         self._good_batches = 0
         self.out_of_memory_count = 0
-        self.booked_bytes = 0
         self._cost: TokenCost | None = None
         self._full = MOST_TOKENS
+        with self._lock:
+            self.device.limits = limits or self.device.limits
+            self.device.managers.add(self)
+            self._free_model = self.device.hold(self, used_bytes)
+            if free_bytes:
+                self.device.room = free_bytes + self.device.held_bytes + self.device.booked_bytes
+            self.device.plan()
+
+    def close(self) -> None:
+        """Leave the model's memory and this engine's share to the others."""
+        with self._lock:
+            self.device.managers.discard(self)
+            self._free_model()
 
     @property
     def usable_bytes(self) -> int:
-        """Return the memory for batches: free memory within the fraction, less reserve and bookings."""
-        return max(0, self._unbooked_bytes - self.booked_bytes)
-
-    @property
-    def _unbooked_bytes(self) -> int:
-        allowed = int(self._profile.memory_bytes * self._limits.fraction) - self._used
-        return max(0, min(allowed, self._free) - self._limits.reserve_bytes)
-
-    def book(self, size: int, times: float = 1.0) -> bool:
-        """Reserve `size` bytes of the device, such as for a matrix to search, and plan batches for the rest. Return
-        False and book nothing if all bookings would exceed `times` x BOOKABLE_SHARE."""
+        """Return this engine's memory for batches: its share of what models, reserve and bookings leave."""
         with self._lock:
-            if self.booked_bytes + size > self._unbooked_bytes * BOOKABLE_SHARE * times:
-                return False
-            self.booked_bytes += size
-            self._plan_again()
-            return True
+            left = max(0, self.device.unbooked_bytes - self.device.booked_bytes)
+            return left // max(1, len(self.device.managers))
 
-    def release(self, size: int) -> None:
-        """Release booked bytes."""
-        with self._lock:
-            self.booked_bytes -= size
-            self._plan_again()
-
-    def _plan_again(self) -> None:
-        """Plan the budget for the current bookings; a reduced budget stays reduced."""
+    def plan_again(self) -> None:
+        """Plan the budget for what is left now; a reduced budget stays reduced."""
         self.planned_tokens = self._affordable()
         self.token_budget = self.planned_tokens if self._shrunk is None else min(self._shrunk, self.planned_tokens)
 

@@ -22,7 +22,8 @@ from numpy.typing import NDArray
 
 from .agreement import usable
 from .backends import Backend, DeviceFailed, EngineClosed, EngineError, OutOfMemory, Pause, Running, TokenBatch, Vectors
-from .memory import MemoryLimits, T4MemoryManager
+from .device import ELEMENT_BYTES
+from .memory import MemoryLimits, T4MemoryManager, memory_of
 from .tokens import padded, plan_batches
 
 Lane = Literal["interactive", "bulk"]  # interactive: a caller waits; bulk: a sync, a file or a large request
@@ -111,7 +112,8 @@ class BatchRunner:
         self.backend = backend
         info, measured = backend.info, backend.token_cost()
         used, free = backend.used_bytes(), backend.free_bytes()
-        self.memory = T4MemoryManager(backend.profile, limits, used_bytes=used, free_bytes=free)
+        device = memory_of(backend.profile)
+        self.memory = T4MemoryManager(limits=limits, used_bytes=used, free_bytes=free, device=device)
         self.memory.plan_for(info.shape, info.precision, measured)
         self.ahead = backend.ahead
         self.steps = 1 + backend.pauses  # parts of about equal length, between which a batch can be interrupted
@@ -124,6 +126,11 @@ class BatchRunner:
         self.failed = ""  # why the device computes nothing more
         self._counting = threading.Lock()
         self._stats = EngineStats()
+
+    @property
+    def appetite(self) -> int:
+        """Return how many tokens of a call should wait: a window, the batch in progress and those ahead of it."""
+        return (WINDOW + 1 + self.ahead) * self.memory.token_budget
 
     def plan(self, lengths: NDArray[np.intp], budget: int | None = None) -> list[NDArray[np.intp]]:
         """Return positions grouped into batches that fit the device, longest first."""
@@ -193,12 +200,21 @@ class BatchRunner:
         return vectors
 
     def _repaired(self, batch: TokenBatch, vectors: Vectors) -> tuple[Vectors, int]:
-        """Recompute rows that are not `usable`, one by one in fp32, and return how many. Called under the lock."""
-        bad = np.flatnonzero(~usable(vectors)).tolist()
-        if bad:
+        """Recompute rows that are not `usable` in fp32, and return how many. Called under the lock. Raises OutOfMemory
+        for a single row only; these batches do not change the budget."""
+        bad = np.flatnonzero(~usable(vectors))
+        if len(bad):
             vectors = np.array(vectors)
-            for row in bad:
-                vectors[row] = self.backend.forward(batch.select([row]), exact=True)[0]
+            budget = self.memory.token_budget * ELEMENT_BYTES[self.backend.info.precision] // ELEMENT_BYTES["fp32"]
+            parts = deque(bad[places] for places in self.plan(batch.lengths[bad].tolist(), budget))
+            while parts:
+                rows = parts.popleft()
+                try:
+                    vectors[rows] = self.backend.forward(batch.select(rows.tolist()), exact=True)
+                except OutOfMemory:
+                    if len(rows) == 1:
+                        raise
+                    parts.extendleft(np.array_split(rows, 2))
         return vectors, len(bad)
 
     def stats(self) -> EngineStats:
@@ -230,6 +246,7 @@ class BatchRunner:
             if not self._closed:
                 self._closed = True
                 self.backend.close()
+                self.memory.close()
 
 
 # ------------------------------------------------------------------------------------------------------------ requests
@@ -449,7 +466,9 @@ class EmbeddingQueue:
         self.clock = clock
         self.deaths = 0  # how often the thread ended unexpectedly since it last computed a batch
         self._runner = runner
-        self._changed = threading.Condition()
+        lock = threading.RLock()
+        self._changed = threading.Condition(lock)
+        self._taken = threading.Condition(lock)  # texts left the queue
         self._lanes = {lane: LaneQueue() for lane in LANES}
         self._rate = 0.0  # average tokens per second of recent batches; 0: unknown
         self._run_seconds = 0.0  # of interactive batches in a row while bulk texts waited
@@ -495,6 +514,18 @@ class EmbeddingQueue:
                 lost = self._ensure_thread()
             self._lose(lost)
         future.result()
+
+    def wait_for_room(self, requests: Sequence[Request], tokens: int) -> bool:
+        """Wait until fewer `tokens` of these requests wait (False), or the first request is done (True)."""
+        while True:
+            with self._changed:
+                if requests[0].future.done():
+                    return True
+                if sum(request.queued_tokens for request in requests) < tokens:
+                    return False
+                lost = self._ensure_thread()
+                self._taken.wait(_WATCH_SECONDS)
+            self._lose(lost)
 
     def lane_of(self, tokens: int) -> Lane:
         return "interactive" if tokens <= self._runner.memory.token_budget * SMALL_SHARE else "bulk"
@@ -546,6 +577,7 @@ class EmbeddingQueue:
             request.over = True
             left = request.queued_texts
             self._lanes[request.lane].forget(request)
+            self._taken.notify_all()
         if left:
             self.watcher.queued(request.lane, -left)
         return True
@@ -656,6 +688,7 @@ class EmbeddingQueue:
             if not self._in_progress:
                 self._progress_at = self.clock()
             self._in_progress.append(batch)
+            self._taken.notify_all()
         return batch
 
     def _pass_interactive(self) -> None:

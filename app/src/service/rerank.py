@@ -14,6 +14,7 @@ import numpy as np
 
 from app.src.core.backends import EngineError
 from app.src.core.device import detect
+from app.src.core.memory import MemoryLimits
 from app.src.observe.metrics import Metrics
 from app.src.settings import Settings, SettingsError
 from connector.model import Hit
@@ -63,9 +64,10 @@ class Reranker:
             def scores(query: str, texts: Sequence[str]) -> Sequence[float]:
                 from app.src.core.cross_encoder import CrossEncoding
 
+                limits = MemoryLimits(settings.embedding.memory_fraction, settings.embedding.reserve_mb << 20)
                 with loading:
                     if not loaded:
-                        loaded.append(CrossEncoding(search.folder, detect(settings.embedding.device).torch_name))
+                        loaded.append(CrossEncoding(search.folder, detect(settings.embedding.device), limits))
                 return loaded[0].scores(query, texts)
 
             self._score = scores

@@ -6,18 +6,19 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...device import ELEMENT_BYTES, DeviceProfile, choose_precision, detect
-from ...memory import PROBE_TOKENS, TokenCost, measured_cost
+from ...memory import PROBE_TOKENS, MemoryLimits, TokenCost, measured_cost
 from .. import ModelInfo, OutOfMemory, Pause, Running, TokenBatch, Vectors
 from ..folder import check_files, display_name, find_folder, read_folder, sha256_of
 from ..tokenizing import RustTokenizer, TokenizingBackend
-from .encoders import Encoder, Target, load_encoder, trial_batch, words_of
-from .process import TF32, device_errors_mapped, on_compute_thread, one_thread
+from .encoders import Encoder, Target, load_encoder, load_exact, trial_batch, words_of
+from .process import TF32, device_errors_mapped, limited_memory, on_compute_thread, one_thread, reserved_bytes
 
 if TYPE_CHECKING:
     from .staging import Downloads
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 # texts. For 12 tokens one thread takes 2.5 ms and two take 1.8 ms on two idle cores; on busy cores one takes 4 ms and
 # two up to 0.4 s, because they wait for each other.
 ONE_THREAD_UP_TO = 64 * 384
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +54,7 @@ class EngineOptions:
     graphs: bool = True
     experimental_kernels: bool = False
     cache: Path | None = None  # see find_folder
-    memory_fraction: float = 0.8  # of the card's memory, for this process
+    memory_fraction: float = 0.8  # of the card's memory, for this process; that of the last load counts
     reserve_mb: int = 512  # of it, left free
     tokenizer_workers: int | None = None
 
@@ -71,9 +73,13 @@ class TorchBackend(TokenizingBackend):
         self._options = options
         self._target = target
         self._exact: Encoder | None = None
+        self._exact_on_cpu = False
         self._downloads: Downloads | None = None  # from a card
         try:
+            limits = MemoryLimits(options.memory_fraction, options.reserve_mb << 20)
             with device_errors_mapped(target.profile.index):
+                self._memory = limited_memory(target.profile, limits)
+                self._before = reserved_bytes(target.profile)  # before this model
                 encoder, path_reason = load_encoder(folder, target, packed=options.packed)
             self._encoder: Encoder | None = encoder
             self._tokenizer = RustTokenizer.load(folder)
@@ -117,9 +123,16 @@ class TorchBackend(TokenizingBackend):
         return on_compute_thread(lambda: cls(options), _compute_thread(detect(options.device)))
 
     def forward(self, batch: TokenBatch, *, exact: bool = False, pause: Pause | None = None) -> Vectors:
-        if self._downloads is None:
+        if self._downloads is None or (exact and self._exact_on_cpu):
             return on_compute_thread(lambda: self._computed(batch, exact, pause), _compute_thread(self.profile))
-        return self._launched(batch, exact, self._downloads)()
+        try:
+            return self._launched(batch, exact, self._downloads)()
+        except OutOfMemory:
+            if not exact or self._target.precision == "fp32" or (self._exact is not None and len(batch) > 1):
+                raise  # a smaller batch may fit
+        _log.warning("%s: the card has no room for rows in fp32; the CPU computes them from now on", self.info.name)
+        self._exact, self._exact_on_cpu = None, True
+        return self.forward(batch, exact=True)
 
     def launch(self, batch: TokenBatch) -> Running:
         """Start a batch on a card. All batches compute on one stream, so they reuse the same memory for activations."""
@@ -143,11 +156,7 @@ class TorchBackend(TokenizingBackend):
             return downloads.fetch(encoder(batch).float())
 
     def used_bytes(self) -> int:
-        if self.profile.kind == "cpu":
-            return 0
-        import torch
-
-        return int(torch.cuda.memory_allocated(self.profile.index))
+        return max(0, reserved_bytes(self.profile) - self._before)
 
     def token_cost(self) -> TokenCost | None:
         """Measure with batches of the longest texts, which need the most memory per token."""
@@ -155,8 +164,10 @@ class TorchBackend(TokenizingBackend):
             return None
         least = self.info.shape.hidden * ELEMENT_BYTES[self.info.precision]
         try:
-            self._peak_bytes(PROBE_TOKENS[0])  # do not count what libraries allocate once, on the first batch
-            return measured_cost(self._peak_bytes, least)
+            # Trial batches must exceed those in CUDA graphs, which allocate nothing when they are replayed.
+            times = 3 if max(getattr(self._encoder, "rungs", ()), default=0) >= PROBE_TOKENS[0] else 1
+            self._peak_bytes(times * PROBE_TOKENS[0])  # not counted: what libraries allocate once, on the first batch
+            return measured_cost(self._peak_bytes, least, times)
         except OutOfMemory:
             return None
 
@@ -191,8 +202,10 @@ class TorchBackend(TokenizingBackend):
         if not exact or self._target.precision == "fp32":
             return self._encoder
         if self._exact is None:
-            target = replace(self._target, precision="fp32", graphs=False)
-            self._exact, _reason = load_encoder(self._folder, target, packed=self._options.packed)
+            profile = detect("cpu") if self._exact_on_cpu else self.profile
+            before = reserved_bytes(profile)
+            self._exact = load_exact(self._folder, replace(self._target, profile=profile), self._encoder)
+            self._memory.hold(self._exact, max(0, reserved_bytes(profile) - before))
         return self._exact
 
 

@@ -138,6 +138,16 @@ def _graphed(folder: Folder, target: Target, encoder: PackedEncoder) -> tuple[Pa
     return with_graphs(graphed, partial(finish, target.profile), trial, ladder)
 
 
+def load_exact(folder: Folder, target: Target, chosen: Encoder) -> Encoder:
+    """Load `chosen` in fp32, on the target's device and without CUDA graphs. `load_encoder` has compared its path."""
+    exact = replace(target, precision="fp32", fused=False)
+    if folder.universal:
+        from .universal import UniversalEncoder
+
+        return UniversalEncoder(folder, exact.profile, exact.dtype)
+    return _packed(folder, exact) if chosen.path == "packed" else PaddedEncoder(folder, exact)
+
+
 def _packed(folder: Folder, target: Target, *, prepack: bool = True) -> PackedEncoder:
     from .packed import PackedEncoder
 

@@ -14,6 +14,7 @@ from functools import cache
 from typing import Any, TypeVar
 
 from ...device import DeviceProfile, Precision
+from ...memory import DeviceMemory, MemoryLimits, memory_of
 from .. import DeviceFailed, OutOfMemory
 
 Result = TypeVar("Result")
@@ -68,6 +69,31 @@ def one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(threads)
+
+
+def limited_memory(profile: DeviceProfile, limits: MemoryLimits) -> DeviceMemory:
+    """Return a device's memory, and bound what torch allocates on a card by the fraction, for the whole process: more
+    raises torch's out-of-memory error. The last call counts. CUDA's context is not included."""
+    if profile.kind == "cuda":
+        import torch
+
+        torch.cuda.set_per_process_memory_fraction(float(limits.fraction), profile.index)
+    memory = memory_of(profile)
+    with memory.lock:
+        memory.limits = limits
+        memory.plan()
+    return memory
+
+
+def reserved_bytes(profile: DeviceProfile) -> int:
+    """Return the bytes of a card that torch cannot give back: tensors, the pools of CUDA graphs, gaps between them; 0
+    for a CPU. Compared before and after loading, they are the model's, unless another model computes meanwhile."""
+    if profile.kind == "cpu":
+        return 0
+    import torch
+
+    torch.cuda.empty_cache()
+    return int(torch.cuda.memory_reserved(profile.index))
 
 
 # Messages of the host's allocators, of CUDA outside torch's allocator (pinned memory, kernels, recordings), and of
