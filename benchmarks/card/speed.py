@@ -18,6 +18,7 @@ from app.src.core.agreement import agreement
 from app.src.core.backends.folder import read_folder
 from app.src.core.backends.tokenizing import RustTokenizer
 from app.src.core.device import Setting
+from app.src.core.engine import EmbeddingEngine
 from app.src.core.loading import load_engine
 from app.src.core.pool import EnginePool
 from app.src.core.queue import Request
