@@ -134,6 +134,25 @@ def test_guide_variables(tmp_path: Path, environ: dict[str, str], section: str, 
     assert getattr(loaded(tmp_path, "", **environ).embedding, section) == expected
 
 
+@pytest.mark.parametrize(
+    ("text", "variable", "device"),
+    [
+        ('device = ["cuda:0", "cuda:1"]', "", "cuda:0,cuda:1"),
+        ("", "cuda:0, cuda:1", "cuda:0, cuda:1"),
+        ('device = "all"', "", "all"),
+        ('device = ["cuda:2"]', "", "cuda:2"),
+    ],
+)
+def test_several_devices(tmp_path: Path, text: str, variable: str, device: str) -> None:
+    embedding = loaded(tmp_path, f"[embedding]\n{text}", OWL_SAP_EMBEDDING__DEVICE=variable).embedding
+    assert (embedding.device, embedding.on_named_card, embedding.on_cpu) == (device, True, False)
+
+
+@pytest.mark.parametrize("device", ["[]", '["auto", "cuda:1"]', '["all", "cpu"]', '"cuda:x"', '["cuda:0", ""]', "7"])
+def test_unknown_devices_are_refused(tmp_path: Path, device: str) -> None:
+    assert "embedding.device" in fault(tmp_path, f"[embedding]\ndevice = {device}").replace("] ", ".").replace("[", "")
+
+
 def test_secrets_come_from_files_and_never_show(tmp_path: Path) -> None:
     (tmp_path / "secret").write_text(SECRET + "\n")
     got = load(environ={"HANA_PASSWORD_FILE": str(tmp_path / "secret")}, folder=tmp_path)

@@ -349,7 +349,7 @@ def devices_of(device: str | Sequence[str]) -> list[str]:
     DeviceUnavailable."""
     if device == "all":
         return _usable_cards()
-    names = device.split(",") if isinstance(device, str) else list(device)
+    names = re.split(", ?", device) if isinstance(device, str) else list(device)
     if len(names) == 1:
         return names
     shown = ", ".join(names)

@@ -81,7 +81,7 @@ class EmbeddingSettings(Section):
     device: Annotated[str, Joined] = setting(
         "auto",
         'auto, cpu, cuda or cuda:<n>; several cards: ["cuda:0", "cuda:1"] or all',
-        pattern=r"^(auto|all|(cpu|cuda)(:\d+)?(,(cpu|cuda)(:\d+)?)*)$",
+        pattern=r"^(auto|all|(cpu|cuda)(:\d+)?(, ?(cpu|cuda)(:\d+)?)*)$",
     )
     expect_gpu: bool = setting(False, "a missing GPU is a warning at each start, a metric and a fault in doctor")
     memory_fraction: float = setting(0.8, "share of the card's memory to use", gt=0, le=1)

@@ -13,7 +13,7 @@ Split = BeforeValidator(
 )
 # The other way round: a list of names is one text.
 Joined = BeforeValidator(
-    lambda value: ",".join(map(str, value)) if isinstance(value, list | tuple) else value.replace(" ", "")
+    lambda value: ",".join(map(str, value)) if isinstance(value, list | tuple) else value
 )
 Columns = Annotated[tuple[str, ...], Split]
 
