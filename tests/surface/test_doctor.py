@@ -312,6 +312,12 @@ def test_the_card_that_the_settings_name_is_looked_at(monkeypatch: pytest.Monkey
     assert "Tesla T4" in gpu.kernels(EmbeddingSettings(device="cuda:1"))
     with pytest.raises(Fault, match="Tesla P4"):
         gpu.kernels(EmbeddingSettings())
+    with pytest.raises(Fault, match="Tesla P4"):
+        gpu.kernels(EmbeddingSettings(device="cuda:1,cuda:0"))
+    assert "Tesla T4" in gpu.kernels(EmbeddingSettings(device="all")), "the other one is left out"
+    seen(monkeypatch, GpuSnapshot((old,), "580.95", "13"), CUDA_13)
+    with pytest.raises(Fault, match="Tesla P4"):
+        gpu.kernels(EmbeddingSettings(device="all"))
 
 
 @pytest.mark.parametrize(

@@ -91,9 +91,20 @@ def kernels(embedding: EmbeddingSettings, found: GpuSnapshot | None = None) -> s
     found, build = found or snapshot_within(_DRIVER_SECONDS), torch_build()
     if not found.devices or build is None:
         return "no GPU found" if not found.devices else "torch is not installed"
-    numbers = [int(name.partition(":")[2] or 0) for name in embedding.device.split(",")]
-    cards = [each for each in found.devices if embedding.device == "all" or each.index in numbers]
-    return "; ".join(dict.fromkeys(_kernels(card, found, build) for card in cards or found.devices[:1]))
+    if embedding.device == "all":  # a card without kernels is left out
+        answers, fault = [], None
+        for card in found.devices:
+            try:
+                answers.append(_kernels(card, found, build))
+            except Fault as without:
+                fault = without
+        if fault is not None and not answers:
+            raise fault
+    else:
+        numbers = [int(name.partition(":")[2] or 0) for name in embedding.device.split(",")]
+        named = [each for each in found.devices if each.index in numbers] or found.devices[:1]
+        answers = [_kernels(card, found, build) for card in named]
+    return "; ".join(dict.fromkeys(answers))
 
 
 def _kernels(card: GpuState, found: GpuSnapshot, build: tuple[str, str | None]) -> str:

@@ -12,9 +12,7 @@ Split = BeforeValidator(
     lambda value: tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
 )
 # The other way round: a list of names is one text.
-Joined = BeforeValidator(
-    lambda value: ",".join(map(str, value)) if isinstance(value, list | tuple) else value
-)
+Joined = BeforeValidator(lambda value: ",".join(map(str, value)) if isinstance(value, list | tuple) else value)
 Columns = Annotated[tuple[str, ...], Split]
 
 
