@@ -574,6 +574,7 @@ def test_a_transformer_on_two_cpus(make_folder: MakeFolder, child: bool, monkeyp
     options = EngineOptions(str(make_folder()), "fp32", "cpu", threads=1)
     texts = TEXTS[:300]
     with load_engine(options) as alone, load_engine(replace(options, device=CPUS)) as pool:
+        assert isinstance(pool, EnginePool)
         assert isinstance(pool.members[1], ChildEngine) is child
         vectors, counts = pool.embed_counted(texts)
         assert (vectors * alone.embed(texts)).sum(axis=1).min() >= 0.99999
