@@ -9,58 +9,59 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import numpy as np
-
-from app.src.benchmark.harness import Figure, Work, interleaved, significant, wall
-from app.src.core.agreement import agreement
+from app.src.benchmark.harness import Figure, Work, interleaved, wall
 from app.src.core.backends.folder import read_folder
 from app.src.core.backends.torch.process import on_compute_thread
+from app.src.core.engine import EmbeddingEngine
 
 from .models import lengths_of, texts_of
 from .peer import BATCH_SIZES, Peer
-from .run import Run, WrongVectors
+from .run import Run, WrongVectors, guarded, same
 from .speed import ENCODE, OURS, sized
 
 # Options of the engine, each against the usual ones.
 SWITCHES: dict[str, dict[str, Any]] = {
+    "tokenizer workers off": {"tokenizer_workers": 0},
     "graphs off": {"graphs": False},
     "packed off": {"packed": False},
     "fp32": {"precision": "fp32"},
     "experimental kernels": {"experimental_kernels": True},
 }
 ROWS = {17: 2048, 64: 1024, 512: 96}  # length of each row: rows of a batch
-LEAST_COSINE = 0.999
 
 
 def switches(run: Run) -> Iterator[Figure | str]:
     """Compare the usual engine with each switch turned, on mixed texts and on single ones."""
     _, folder = run.folder_of("minilm")
-    with contextlib.ExitStack() as engines:
-        usual = engines.enter_context(run.engine("minilm"))
+    with run.engine("minilm") as usual:
         texts = texts_of(folder, lengths_of("mixed", sized(usual, folder, "mixed", 0.02 if run.quick else 0.5, 64)))
-        some, single = texts[:64], texts_of(folder, [16] * (3 if run.quick else 40), seed=5)
-        wanted = usual.embed(some)
-
-        def one_by_one(embed: Callable[[list[str]], Any]) -> None:
-            for text in single:
-                embed([text])
-
+        single = texts_of(folder, [16] * (3 if run.quick else 40), seed=5)
         for name, options in SWITCHES.items():
             if run.left < 0:
                 yield f"not measured, out of time: {name}"
                 continue
-            engine = engines.enter_context(run.engine("minilm", **options))
-            same(f"switch {name}", engine.embed(some), wanted)
-            yield f"switch {name}: {engine.path_reason}"
-            works: dict[str, Work] = {
-                "usual": wall(partial(usual.embed, texts)),
-                "switched": wall(partial(engine.embed, texts)),
-                "usual, single": wall(partial(one_by_one, usual.embed)),
-                "switched, single": wall(partial(one_by_one, engine.embed)),
-            }
-            rounds = interleaved(works, run.rounds)
-            yield rounds.ratio(f"switch {name}: mixed, usual speed over its", "switched", "usual")
-            yield rounds.ratio(f"switch {name}: single, usual speed over its", "switched, single", "usual, single")
+            yield from guarded(f"switch {name}", partial(_switched, run, name, options, usual, texts, single))
+
+
+def _switched(
+    run: Run, name: str, options: dict[str, Any], usual: EmbeddingEngine, texts: list[str], single: list[str]
+) -> Iterator[Figure | str]:
+    def one_by_one(engine: EmbeddingEngine) -> None:
+        for text in single:
+            engine.embed([text])
+
+    with run.engine("minilm", **options) as engine:
+        yield f"switch {name}: {engine.path_reason}"
+        same(f"switch {name}", engine.embed(texts[:64]), usual.embed(texts[:64]))
+        works: dict[str, Work] = {
+            "usual": wall(partial(usual.embed, texts)),
+            "switched": wall(partial(engine.embed, texts)),
+            "usual, single": wall(partial(one_by_one, usual)),
+            "switched, single": wall(partial(one_by_one, engine)),
+        }
+        rounds = interleaved(works, run.rounds)
+    yield rounds.ratio(f"switch {name}: mixed, usual speed over its", "switched", "usual")
+    yield rounds.ratio(f"switch {name}: single, usual speed over its", "switched, single", "usual, single")
 
 
 def rungs(run: Run) -> Iterator[Figure | str]:
@@ -163,27 +164,33 @@ def attention(run: Run) -> Iterator[Figure | str]:
     for one in (packed.flash_attention, packed.varlen_attention, packed.memory_efficient_attention):
         if one not in kinds:
             yield f"{one.__name__}: not on {'this card' if run.on_card else 'a CPU'}"
-    times = 1 if run.quick else 20
     for length, rows in ROWS.items():
         lengths = [length] * (4 if run.quick else rows)
         qkv = torch.randn(sum(lengths), 3 * hidden, device=profile.torch_name).to(dtype)
         layout = packed.Layout.of(lengths, qkv.device)
-        truth: Any = None
-        for kind in reversed(kinds):  # the last needs nothing of the card
-
-            def work(kind: Any = kind, qkv: Any = qkv, layout: Any = layout) -> Any:
-                with torch.inference_mode():
-                    out = [kind(qkv, layout, heads) for _ in range(times)][-1]
-                    if run.on_card:
-                        torch.cuda.synchronize()
-                    return out
-
+        truth = on_compute_thread(partial(kinds[-1], qkv, layout, heads)).float().cpu().numpy()
+        for kind in kinds:
             name = f"attention, rows of {length}: {kind.__name__}"
-            out = on_compute_thread(work).float().cpu().numpy()
-            truth = out if truth is None else truth
-            same(name, out, truth)
-            took = interleaved({name: wall(partial(on_compute_thread, work))}, run.rounds).took[name]
-            yield Figure(name, [1e6 * seconds / times for seconds in took], "us", more={"rows": len(lengths)})
+            yield from guarded(name, partial(_attended, run, name, partial(kind, qkv, layout, heads), truth))
+
+
+def _attended(run: Run, name: str, attend: Callable[[], Any], truth: Any) -> Iterator[Figure]:
+    import torch
+
+    times = 1 if run.quick else 20
+
+    def work() -> Any:
+        with torch.inference_mode():
+            for _ in range(times - 1):
+                attend()
+            out = attend()
+        if run.on_card:
+            torch.cuda.synchronize()
+        return out
+
+    same(name, on_compute_thread(work).float().cpu().numpy(), truth)
+    took = interleaved({name: wall(partial(on_compute_thread, work))}, run.rounds).took[name]
+    yield Figure(name, [1e6 * seconds / times for seconds in took], "us")
 
 
 def padded(run: Run) -> Iterator[Figure | str]:
@@ -192,26 +199,23 @@ def padded(run: Run) -> Iterator[Figure | str]:
         if run.left < 0:
             yield f"not measured, out of time: {name}"
             continue
-        _, folder = run.folder_of(name)
-        peer = Peer(folder, run.profile)
-        with run.engine(name) as engine:
-            yield f"{name}: {engine.precision}, {engine.path} ({engine.path_reason})"
-            count = sized(engine, folder, "mixed", 0.02 if run.quick else 0.5, 4 if run.quick else 64)
-            texts = texts_of(folder, lengths_of("mixed", count))
-            size = peer.best_batch_size(texts[: max(512, len(texts) // 4)], (4, 8) if run.quick else BATCH_SIZES)
-            works: dict[str, Work] = {
-                OURS: wall(partial(engine.embed, texts)),
-                ENCODE: wall(partial(peer.encode, texts, size)),
-            }
-            rounds = interleaved(works, run.rounds)
-            rates = [len(texts) / seconds for seconds in rounds.took[OURS]]
-            yield Figure(f"{name}, mixed: ours", rates, "texts/s", more={"texts": len(texts)})
-            yield rounds.ratio(f"{name}, mixed: ours / encode", ENCODE, OURS, batch_size=size)
-            same(name, engine.embed(texts[:64]), peer.exact(texts[:64]))
+        yield from guarded(name, partial(_padded, run, name))
 
 
-def same(name: str, found: Any, wanted: Any, least: float = LEAST_COSINE) -> None:
-    """Raise WrongVectors unless each row has at least this cosine with the wanted one."""
-    cosine = agreement(np.asarray(found, np.float32), np.asarray(wanted, np.float32))[1]
-    if not cosine >= least:
-        raise WrongVectors(f"{name}: least cosine {significant(cosine, 6)}, needed {least}")
+def _padded(run: Run, name: str) -> Iterator[Figure | str]:
+    _, folder = run.folder_of(name)
+    peer = Peer(folder, run.profile)
+    with run.engine(name) as engine:
+        yield f"{name}: {engine.precision}, {engine.path} ({engine.path_reason})"
+        count = sized(engine, folder, "mixed", 0.02 if run.quick else 0.5, 4 if run.quick else 64)
+        texts = texts_of(folder, lengths_of("mixed", count))
+        size = peer.best_batch_size(texts[: max(512, len(texts) // 4)], (4, 8) if run.quick else BATCH_SIZES)
+        works: dict[str, Work] = {
+            OURS: wall(partial(engine.embed, texts)),
+            ENCODE: wall(partial(peer.encode, texts, size)),
+        }
+        rounds = interleaved(works, run.rounds)
+        rates = [len(texts) / seconds for seconds in rounds.took[OURS]]
+        yield Figure(f"{name}, mixed: ours", rates, "texts/s", more={"texts": len(texts)})
+        yield rounds.ratio(f"{name}, mixed: ours / encode", ENCODE, OURS, batch_size=size)
+        same(name, engine.embed(texts[:64]), peer.exact(texts[:64]))

@@ -17,9 +17,8 @@ from app.src.benchmark.harness import ROOT, Figure, wall
 from app.src.core.backends import DeviceFailed, OutOfMemory, TokenBatch
 from app.src.core.engine import EmbeddingEngine
 
-from .details import same
 from .models import TINY, lengths_of, make, texts_of
-from .run import PartFailed, Run, WrongVectors, apart
+from .run import PartFailed, Run, WrongVectors, apart, same
 
 FRACTIONS = (0.35, 0.5)  # of the card's memory, of two processes at once
 LITTLE = 48 << 20  # bytes that batches may use when memory is little

@@ -14,7 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from app.src.benchmark.harness import Figure, Target
+import numpy as np
+
+from app.src.benchmark.harness import Figure, Target, significant
+from app.src.core.agreement import agreement
 from app.src.core.device import DeviceProfile, detect
 from app.src.core.engine import EmbeddingEngine
 from app.src.core.loading import EngineOptions, load_engine
@@ -66,8 +69,10 @@ class Run:
         return EngineOptions(str(folder), **{"device": self.device, "precision": self.precision} | more)
 
     def engine(self, name: str, **more: Any) -> EmbeddingEngine:
-        """Load our engine. `more`: further EngineOptions."""
-        return load_engine(self.options(name, **more))
+        """Load our engine on one device. `more`: further EngineOptions."""
+        engine = load_engine(self.options(name, **more))
+        assert isinstance(engine, EmbeddingEngine)
+        return engine
 
 
 # Yields figures; and sentences, which become notes of the report.
@@ -78,8 +83,20 @@ class WrongVectors(Exception):
     """A way to compute gave other vectors, or texts were lost."""
 
 
+LEAST_COSINE = 0.999
+
+
 class PartFailed(Exception):
     """The work in another process raised, was ended, or took too long."""
+
+
+def guarded(name: str, work: Callable[[], Iterable[Figure | str]]) -> Iterator[Figure | str]:
+    """Turn an error of one step of a part into a failed figure, so that the part goes on."""
+    try:
+        yield from work()
+    except Exception as error:
+        traceback.print_exc()
+        yield Figure(name, (), error=f"{type(error).__name__}: {error}"[:300])
 
 
 def apart(start: str, work: Callable[[], Iterable[Any]], ends: float) -> Iterator[Any]:
@@ -129,3 +146,10 @@ def _send_all(work: Callable[[], Iterable[Any]], sending: Any, leads_group: bool
     sending.close()
     sys.stderr.flush()
     os._exit(0)  # frees nothing on a card that has failed
+
+
+def same(name: str, found: Any, wanted: Any, least: float = LEAST_COSINE) -> None:
+    """Raise WrongVectors unless each row has at least this cosine with the wanted one."""
+    cosine = agreement(np.asarray(found, np.float32), np.asarray(wanted, np.float32))[1]
+    if not cosine >= least:
+        raise WrongVectors(f"{name}: least cosine {significant(cosine, 6)}, needed {least}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import statistics
 import threading
 from collections.abc import Iterator, Sequence
@@ -12,16 +13,20 @@ from typing import Any
 
 import numpy as np
 
-from app.src.benchmark.harness import Figure, Target, Work, at_least, at_most, interleaved, significant, wall
+from app.src.benchmark.harness import Figure, Target, Work, at_least, at_most, cores, interleaved, significant, wall
 from app.src.core.agreement import agreement
+from app.src.core.backends.folder import read_folder
+from app.src.core.backends.tokenizing import RustTokenizer
 from app.src.core.device import Setting
 from app.src.core.engine import EmbeddingEngine
+from app.src.core.loading import load_engine
+from app.src.core.pool import EnginePool
 from app.src.core.queue import Request
 from app.src.core.t4_gpu_optimizer import measure_products
 
 from .models import LOADS, lengths_of, texts_of
 from .peer import BATCH_SIZES, Peer, Products
-from .run import Run
+from .run import Run, WrongVectors, same
 
 OURS, ENCODE, PRODUCTS = "ours", "encode", "products"
 FASTER = {"minilm": at_least(3), "bert-base": at_least(2.5), "bert-large": at_least(1.8)}  # than encode, mixed texts
@@ -132,6 +137,52 @@ def short(run: Run) -> Iterator[Figure | str]:
                 yield Figure(
                     f"{name}, {load}: {work}", _rates(len(texts), rounds.took[work]), "texts/s", target, more=about
                 )
+
+
+def tokenising(run: Run) -> Iterator[Figure | str]:
+    """Measure the tokenizer of the small multilingual model in this process and in one to eight workers."""
+    folder = read_folder(run.folder_of("e5-small")[1], "e5-small")
+    tokenizer = RustTokenizer.load(folder)
+    texts = texts_of(folder.path, lengths_of("short", 256 if run.quick else 40_000))
+    wanted = tokenizer.ids(texts)
+    works: dict[str, Work] = {"no worker": wall(partial(tokenizer.ids, texts))}
+    with contextlib.ExitStack() as started:
+        for count in (1, 2) if run.quick else (1, 2, 4, 8):
+            workers = started.enter_context(contextlib.closing(tokenizer.start_workers(count)))
+            for ready in workers.started:
+                ready.result()
+            found = workers.ids(texts)
+            if not (np.array_equal(found.ids, wanted.ids) and np.array_equal(found.offsets, wanted.offsets)):
+                raise WrongVectors(f"{count} workers give other tokens")
+            works[f"{count} workers"] = wall(partial(workers.ids, texts))
+        rounds = interleaved(works, run.rounds)
+    for work in works:
+        yield Figure(f"tokenizer, {work}", _rates(len(texts), rounds.took[work]), "texts/s", more={"cores": cores()})
+
+
+def pool(run: Run) -> Iterator[Figure | str]:
+    """Compare all cards together with one of them."""
+    import torch
+
+    if run.on_card and torch.cuda.device_count() < 2:
+        yield "pool: this machine has one card"
+        return
+    devices = "all" if run.on_card else ("cpu:0", "cpu:1")
+    for name in ("minilm", "bert-large"):
+        if run.left < 0:
+            yield f"not measured, out of time: pool, {name}"
+            continue
+        _, folder = run.folder_of(name)
+        with run.engine(name) as one, load_engine(run.options(name, device=devices)) as all_of_them:
+            assert isinstance(all_of_them, EnginePool)
+            texts = texts_of(folder, lengths_of("mixed", sized(one, folder, "mixed", 0.02 if run.quick else 2.0, 64)))
+            same(f"vectors of a pool, {name}", all_of_them.embed(texts[:256]), one.embed(texts[:256]))
+            works: dict[str, Work] = {
+                "one": wall(partial(one.embed, texts, "bulk")),
+                "all": wall(partial(all_of_them.embed, texts, "bulk")),
+            }
+            rounds = interleaved(works, run.rounds)
+            yield rounds.ratio(f"pool, {name}: all over one", "one", "all", devices=len(all_of_them.members))
 
 
 def queue(run: Run) -> Iterator[Figure]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -31,7 +32,12 @@ def tests(run: Run) -> Iterator[Figure | str]:
         plain += [f"--confcutdir={ROOT / 'tests/core'}", "-W", "ignore::pytest.PytestUnknownMarkWarning"]
         command = [sys.executable, "-m", "pytest", *plain, "-m", "gpu", f"--junitxml={out}", *files]
         environment = os.environ | {"OWL_TEST_MINILM": str(folder), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
-        done = subprocess.run(command, cwd=ROOT, env=environment, stdout=sys.stderr, check=False)
+        process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=sys.stderr)
+        try:
+            process.wait(max(1.0, 1.2 * run.left))
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGINT)  # pytest then writes what it has
+            process.wait()
         cases = list(ElementTree.parse(out).iter("testcase")) if out.exists() else []  # nosec B314 # our own
     outcomes = {"passed": 0, "skipped": 0, "failed": 0}
     reasons: dict[str, int] = {}
@@ -48,5 +54,5 @@ def tests(run: Run) -> Iterator[Figure | str]:
     yield from (f"tests, {count} skipped: {reason}" for reason, count in reasons.items())
     for outcome, count in outcomes.items():
         yield Figure(f"tests {outcome}", [count], "")
-    if done.returncode not in (0, 1) or not cases:
-        raise RuntimeError(f"pytest ended with exit code {done.returncode} and {len(cases)} tests")
+    if process.returncode not in (0, 1) or not cases:
+        raise RuntimeError(f"pytest ended with exit code {process.returncode} and {len(cases)} tests")

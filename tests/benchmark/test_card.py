@@ -28,10 +28,10 @@ from app.src.core.agreement import agreement
 from app.src.core.device import DeviceProfile
 from benchmarks.card import __main__ as card
 from benchmarks.card import failures, models
-from benchmarks.card.details import SWITCHES, same
+from benchmarks.card.details import SWITCHES
 from benchmarks.card.models import LOADS, SHAPES, TINY, Shape, lengths_of, minilm, texts_of
 from benchmarks.card.peer import Peer, Products
-from benchmarks.card.run import PartFailed, Run, WrongVectors, apart
+from benchmarks.card.run import PartFailed, Run, WrongVectors, apart, same
 
 ROOT = Path(__file__).parents[2]
 T4, P4 = (DeviceProfile.of_card(f"Tesla {name}") for name in ("T4", "P4"))
@@ -301,6 +301,9 @@ def test_the_whole_rehearsal_without_a_card(tmp_path: Path) -> None:
     assert found["machine"]["device"] == "cpu"
     assert {figure["verdict"] for figure in found["figures"]} == {None}, "a CPU is not judged"
     assert "card" not in found["machine"]
+    pools = {figure["name"]: figure for figure in found["figures"] if figure["name"].startswith("pool")}
+    assert pools["pool, minilm: all over one"]["devices"] == 2
+    assert pools["pool, bert-large: all over one"]["median"] > 0
     assert {"varlen_attention: not on a CPU", "compute-sanitizer: not on a CPU"} <= set(found["notes"])
 
 
@@ -337,6 +340,8 @@ def whole(folder: Path, *options: str) -> dict[str, Any]:
         assert names[name]["median"] > 0
     for length in (17, 64, 512):
         assert names[f"attention, rows of {length}: runs_of_equal_length"]["median"] > 0
+    assert names["tokenizer, no worker"]["median"] > 0
+    assert names["tokenizer, 2 workers"]["median"] > 0
     assert names["mpnet, mixed: ours / encode"]["median"] > 0
     assert names["modernbert, mixed: ours / encode"]["median"] > 0
     assert names["recovery, memory ran out"]["median"] >= 1

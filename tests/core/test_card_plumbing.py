@@ -308,6 +308,20 @@ def test_a_tokens_cost_is_measured_by_two_batches(monkeypatch: pytest.MonkeyPatc
     assert on_card.used_bytes() == (1 << 30) + (64 << 20)
 
 
+def test_the_trial_batches_are_larger_than_those_in_graphs(
+    monkeypatch: pytest.MonkeyPatch, on_card: TorchBackend
+) -> None:
+    """Replaying allocates nothing: a line through such a peak would be too steep."""
+    memory = FakeMemory(monkeypatch, per_token=20_000)
+    monkeypatch.setattr(on_card, "forward", memory.forward)
+    for largest, tokens in ((6144, 8192), (8192, 24_576), (16_384, 24_576)):
+        memory.calls.clear()
+        monkeypatch.setattr(on_card, "_encoder", SimpleNamespace(rungs={16: 0, largest: 0}))
+        assert on_card.token_cost() == (20_000 * HEADROOM, 0)
+        batches = [int(call.split()[1]) for call in memory.calls if "forward" in call]
+        assert batches == [tokens, tokens, 3 * tokens]
+
+
 def test_an_engine_plans_by_the_measured_cost(monkeypatch: pytest.MonkeyPatch, on_card: TorchBackend) -> None:
     memory = FakeMemory(monkeypatch, per_token=100_000, per_batch=10 << 20)
     monkeypatch.setattr(on_card, "forward", memory.forward)
@@ -717,7 +731,7 @@ def test_every_switch_gives_the_same_vectors_on_a_card(minilm: EmbeddingEngine, 
 
     with load_engine(EngineOptions(MINILM, device="cuda", **switches)) as engine:
         engine.memory.shrink(4096)  # many batches
-        assert engine._runner.ahead == 1
+        assert engine._runner.ahead == 1  # type: ignore[attr-defined]
         for texts in (TEXTS * 8, TEXTS[:1], TEXTS[:40]):
             texts = [f"{text} {place}" for place, text in enumerate(texts)]
             found, wanted = engine.embed(texts), minilm.embed(texts)
@@ -732,8 +746,8 @@ def test_a_card_that_overlaps_is_launched_ahead() -> None:
     from app.src.core.loading import load_engine
 
     with load_engine(EngineOptions(MINILM, device="cuda", precision="fp32")) as engine:
-        begin = engine._runner.begin
-        batch = engine._backend.tokenize([" ".join(["pump"] * 250)] * 100)
+        begin = engine._runner.begin  # type: ignore[attr-defined]
+        batch = engine._backend.tokenize([" ".join(["pump"] * 250)] * 100)  # type: ignore[attr-defined]
         begin(batch)()
         torch.cuda.synchronize()
         started = time.perf_counter()
@@ -749,13 +763,38 @@ def test_the_measured_cost_is_near_what_batches_take() -> None:
     from app.src.core.loading import load_engine
 
     with load_engine(EngineOptions(MINILM, device="cuda")) as engine:
-        backend = engine._backend
+        backend = engine._backend  # type: ignore[attr-defined]
         assert isinstance(backend, TorchBackend)
         cost = backend.token_cost()
         assert cost is not None
         found = backend._peak_bytes(16_384)
         assert found == pytest.approx(cost[1] + 16_384 * cost[0] / HEADROOM, rel=0.15)
-        assert cost[0] < 2 * engine._backend.info.shape.bytes_per_token(engine._backend.info.precision)
+        assert cost[0] < 2 * engine._backend.info.shape.bytes_per_token(engine._backend.info.precision)  # type: ignore[attr-defined]
+
+
+@pytest.mark.gpu
+def test_a_card_gives_no_more_than_the_fraction() -> None:
+    from app.src.core.loading import load_engine
+
+    total = torch.cuda.get_device_properties(0).total_memory
+    try:
+        with load_engine(EngineOptions(MINILM, device="cuda", memory_fraction=0.3)):
+            with pytest.raises(torch.OutOfMemoryError):
+                torch.empty(int(total * 0.31), dtype=torch.uint8, device="cuda")
+            torch.empty(int(total * 0.2), dtype=torch.uint8, device="cuda")
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+
+
+@pytest.mark.gpu
+def test_rows_in_fp32_take_their_memory_from_the_budget() -> None:
+    backend = TorchBackend.load(EngineOptions(MINILM, device="cuda", precision="fp16"))
+    with EmbeddingEngine(backend) as engine:
+        before = engine.memory.usable_bytes
+        batch = backend.tokenize(TEXTS)
+        usual, exact = backend.forward(batch), backend.forward(batch, exact=True)
+        np.testing.assert_allclose(usual, exact, atol=0.05)
+        assert 80 << 20 <= before - engine.memory.usable_bytes <= 200 << 20, "22.7 million numbers in fp32"
 
 
 @pytest.mark.gpu

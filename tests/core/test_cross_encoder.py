@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import weakref
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,7 @@ class Model:
 
     loaded: list[tuple[str, str]]
     batches: list[list[str]]
+    alive: weakref.WeakSet[Model]
     most = 1000
     overflows = ""
     num_labels = 1
@@ -64,6 +66,7 @@ class Model:
     def __init__(self, folder: str, *, device: str, model_kwargs: dict[str, Any], **_named: Any) -> None:
         self.dtype = str(model_kwargs["dtype"]).removeprefix("torch.")
         self.loaded.append((device, self.dtype))
+        self.alive.add(self)
 
     def predict(self, pairs: Sequence[tuple[str, str]], **_named: Any) -> Any:
         import torch
@@ -86,7 +89,9 @@ def card(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> type[Model]:
     (tmp_path / "config.json").touch()
     (tmp_path / "model.safetensors").touch()
     monkeypatch.setattr("sentence_transformers.CrossEncoder", Fresh)
-    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _index: len(Fresh.loaded) << 31)
+    models: weakref.WeakSet[Model] = weakref.WeakSet()
+    monkeypatch.setattr(Model, "alive", models, raising=False)
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _index: len(models) << 31)
     monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda *given: Fresh.loaded.append(given))
     return Fresh
 
@@ -141,5 +146,7 @@ def test_a_model_that_overflows_is_loaded_in_fp32_once(card: type[Model], tmp_pa
     model = CrossEncoding(tmp_path, DeviceProfile.of_card("Tesla T4"), MemoryLimits())
     for _ in range(2):
         assert model.scores("a pump", TEXTS) == list(range(70))
-    assert card.loaded[1:] == [("cuda:0", "float16"), ("cuda:0", "float32")]
+    assert [each for each in card.loaded if each[0] == "cuda:0"] == [("cuda:0", "float16"), ("cuda:0", "float32")]
+    gc.collect()
+    assert memory_of(DeviceProfile.of_card("Tesla T4")).held_bytes == 2 << 30, "of the second one only"
     assert model.precision == "fp32"

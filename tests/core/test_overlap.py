@@ -428,9 +428,10 @@ def test_a_device_that_fails_ends_every_request_at_once(shut: Scene, late: bool)
             future.result(PATIENCE)
     assert engine.failed == "CUDA error: the card is gone"
     computed = len(backend.sizes)
-    for call in (engine.embed, engine.submit, engine.count_tokens):
+    for call in (engine.embed, engine.submit, engine.embed_counted):
         with pytest.raises(DeviceFailed, match="the card is gone"):
             call(["too late"])
+    assert engine.count_tokens(["too late"]) == [2], "for which no device is needed"
     assert computed == len(backend.sizes) == (2 if late else 4), "nothing is launched any more"
     assert [engine.queued(lane) for lane in LANES] == [(0, 0), (0, 0)]
     engine.close()

@@ -219,6 +219,35 @@ def test_a_large_call_goes_in_parts(scenes: Callable[..., Scene], monkeypatch: p
     assert scene.told.waiting == dict.fromkeys(LANES, 0)
 
 
+def test_a_call_keeps_what_the_device_takes_at_once_queued(
+    scenes: Callable[..., Scene], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Parts of a few short texts would starve a device that computes 1,024 tokens at a time."""
+    monkeypatch.setattr(engine_module, "REQUEST_TEXTS", 7)
+    scene = scenes()
+    parts: queue.Queue[int] = queue.Queue()
+    tokenize = scene.backend.tokenize
+
+    def counted(texts: Sequence[str]) -> TokenBatch:
+        parts.put(len(texts))
+        return tokenize(texts)
+
+    monkeypatch.setattr(scene.backend, "tokenize", counted)
+    texts, found = many(2000), list[Vectors]()
+    call = threading.Thread(target=lambda: found.append(scene.engine.embed(texts)))
+    call.start()
+    scene.backend.reached()
+    tokens = sizes = 0
+    while tokens < queue_module.WINDOW * scene.engine.token_budget:
+        tokens += 8 * parts.get(timeout=PATIENCE)
+        sizes += 1
+    assert tokens / sizes > 0.5 * scene.engine.token_budget
+    scene.backend.let_all()
+    call.join(PATIENCE)
+    np.testing.assert_allclose(found[0], expected(texts), atol=1e-6)
+    assert scene.backend.order.count(1024 // 8) >= 12, "batches are full"
+
+
 # ------------------------------------------------------------------------------------------------------- whose turn
 
 
@@ -562,11 +591,17 @@ def test_a_failing_batch_fails_the_request_to_blame_only(scene: Scene) -> None:
 @pytest.mark.proves(20)
 def test_a_device_that_fails_is_not_tried_with_each_request(scene: Scene) -> None:
     """Here it computes at once, as on a CPU or in ONNX Runtime."""
-    scene.backend.fail = lambda batch: DeviceFailed("the card is gone") if len(batch) > 1 else None
+    tried: list[int] = []
+
+    def fail(batch: list[list[str]]) -> BaseException | None:
+        tried.append(len(batch))
+        return DeviceFailed("the card is gone") if len(batch) > 1 else None
+
+    scene.backend.fail = fail
     for future in together(scene, ["a", "b"], ["c"], ["e"]):
         with pytest.raises(DeviceFailed, match="the card is gone"):
             future.result(PATIENCE)
-    assert scene.backend.order == [1, 4], "the batch in hand, and theirs"
+    assert tried == [1, 4], "the batch in hand, and theirs"
     assert scene.engine.failed == "the card is gone"
     assert scene.engine.deaths == 0
 

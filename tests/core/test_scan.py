@@ -271,6 +271,7 @@ def test_a_search_on_a_card_that_failed_says_so(monkeypatch: pytest.MonkeyPatch)
     card.product = broken
     with pytest.raises(DeviceFailed, match="illegal memory access"):
         copy.view().rank(rows[:1], None)
+    assert "illegal memory access" in card.failed
 
 
 def test_rows_that_are_kept_need_room_beside_the_old_ones(monkeypatch: pytest.MonkeyPatch) -> None:

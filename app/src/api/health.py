@@ -23,6 +23,7 @@ class DeviceBody(BaseModel):
     precision_reason: str
     path: str = Field(description="how vectors are computed: packed, padded, sentence-transformers or hashing")
     path_reason: str
+    failed: str = Field(description="why it computes nothing more until the service is restarted; empty: it works")
 
 
 class OwnModelBody(BaseModel):
@@ -35,6 +36,7 @@ class OwnModelBody(BaseModel):
     licence: str | None
     fingerprint: str | None
     device: DeviceBody | None
+    devices: list[DeviceBody] | None
 
 
 class LimitsBody(BaseModel):
@@ -54,7 +56,8 @@ class InfoBody(BaseModel):
     languages: list[str] = Field(description="ISO 639-1 codes of the model's languages; empty: unknown")
     licence: str = Field(description="of the model; empty: unknown")
     fingerprint: str
-    device: DeviceBody
+    device: DeviceBody = Field(description="the first one")
+    devices: list[DeviceBody] = Field(description="that compute together (embedding.device)")
     models: list[OwnModelBody] = Field(description="models that collections have of their own")
     settings: list[Setting] = Field(description="what is chosen on this device, and why")
     store: str
@@ -68,7 +71,9 @@ class HealthBody(BaseModel):
         description="`gpu` is there where one is asked for (USE_GPU=true); it alone does not make the service unready"
     )
     detail: str | None = Field(default=None, description="why it is not ready")
-    note: str | None = Field(default=None, description="why the GPU that is asked for is not used, and what to do")
+    note: str | None = Field(
+        default=None, description="why the GPU that is asked for is not used, or a device failed, and what to do"
+    )
 
 
 _WHY_UNAVAILABLE = "a check failed; send a credential to see why"

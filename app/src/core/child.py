@@ -20,7 +20,8 @@ from .backends.torch.backend import EngineOptions
 from .device import DeviceProfile, Precision
 from .queue import EngineStats, Lane, Watcher, WorkerDied
 
-MODULE = "app.src.core.child_process"
+# The child has this process' import path.
+_COMMAND = "import sys; sys.path[:] = sys.argv[2:]; from app.src.core.child_process import serve; serve(sys.argv[1])"
 STATE_SECONDS = 1.0  # how often the child reports its state
 SILENT_SECONDS = 10.0  # from which the child counts as stalled, by its last report or because there is none
 CLOSE_SECONDS = 30.0  # for the batch in progress
@@ -73,11 +74,11 @@ class ChildEngine:
         ours, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", MODULE, str(theirs.fileno())],
+                [sys.executable, "-c", _COMMAND, str(theirs.fileno()), *sys.path],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,  # MCP speaks over this process's own
-                start_new_session=True,
+                start_new_session=True,  # Ctrl-C reaches this process only
             )
         self._connection = Connection(ours.detach())
         self._reader = threading.Thread(target=self._read, name=f"owl-sap-engine-{self._device}", daemon=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -97,8 +96,14 @@ class _Calls:
             self._answers.send("done", number, future.result())
 
 
-def main(connection: Connection) -> None:
-    """Answer until the parent says "close" or has ended."""
+def serve(socket: str) -> None:
+    """Answer on the file descriptor `socket` until the parent says "close" or has ended."""
+    with suppress(EOFError, OSError):  # the parent has ended
+        _serve(Connection(int(socket)))
+    os._exit(0)  # without waiting for threads, one of which may hang in the driver
+
+
+def _serve(connection: Connection) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a service manager sends it to all processes of a service
     answers = _Answers(connection)
     try:
@@ -119,9 +124,3 @@ def _report(answers: _Answers) -> None:
     while True:
         time.sleep(STATE_SECONDS)
         answers.send("state")
-
-
-if __name__ == "__main__":
-    with suppress(EOFError, OSError):  # the parent has ended
-        main(Connection(int(sys.argv[1])))
-    os._exit(0)  # without waiting for threads, one of which may hang in the driver

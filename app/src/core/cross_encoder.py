@@ -40,42 +40,41 @@ class CrossEncoding:
         Raises ModelNotFound, ModelUnsupported, OutOfMemory, DeviceFailed."""
         check_folder(folder)
         from .backends.torch.linears import bf16_gain
-        from .backends.torch.process import limited_memory, reserved_bytes
 
         self._lock = threading.Lock()
-        self._folder, self._profile = folder, profile
-        self.precision, _reason = choose_precision(profile, precision, bf16_gain)
-        memory = limited_memory(profile, limits)
-        before = reserved_bytes(profile)
-        self._model = self._loaded(self.precision)
-        memory.hold(self, max(0, reserved_bytes(profile) - before))
+        self._folder, self._profile, self._limits = folder, profile, limits
+        self._load(choose_precision(profile, precision, bf16_gain)[0])
         numbers = self._model.num_labels
         if numbers != 1:
             raise ModelUnsupported(
                 f"cross-encoder {folder.name!r} gives {numbers} numbers a text; a reranker gives one"
             )
 
-    def _loaded(self, precision: Precision) -> CrossEncoder:
+    def _load(self, precision: Precision) -> None:
         from safetensors import SafetensorError
         from sentence_transformers import CrossEncoder
 
         from .backends.torch.encoders import Target, quiet_transformers
-        from .backends.torch.process import device_errors_mapped
+        from .backends.torch.process import device_errors_mapped, limited_memory, reserved_bytes
 
-        target, name = Target(self._profile, precision), self._folder.name
-        with quiet_transformers(), device_errors_mapped(self._profile.index):
+        profile, dtype = self._profile, Target(self._profile, precision).dtype
+        with quiet_transformers(), device_errors_mapped(profile.index):
+            memory = limited_memory(profile, self._limits)
+            before = reserved_bytes(profile)
             try:
-                model: CrossEncoder = CrossEncoder(
+                model = CrossEncoder(
                     str(self._folder),
-                    device=self._profile.torch_name,
+                    device=profile.torch_name,
                     local_files_only=True,
                     trust_remote_code=False,
-                    model_kwargs={"use_safetensors": True, "dtype": target.dtype},
+                    model_kwargs={"use_safetensors": True, "dtype": dtype},
                 )
-                return model
             except (ValueError, KeyError, OSError, SafetensorError) as error:
-                fault = f"cross-encoder {name!r} cannot be loaded: {type(error).__name__}"
+                fault = f"cross-encoder {self._folder.name!r} cannot be loaded: {type(error).__name__}"
                 raise ModelUnsupported(fault) from error
+            memory.hold(model, max(0, reserved_bytes(profile) - before))
+        self._model: CrossEncoder = model
+        self.precision = precision
 
     def scores(self, query: str, texts: Sequence[str]) -> list[float]:
         """Return the score of each text; higher is better, the scale depends on the model. Raises OutOfMemory if a
@@ -87,9 +86,7 @@ class CrossEncoding:
             found = self._predicted(query, texts)
             if self.precision in ("fp16", "bf16") and not np.isfinite(found).all():
                 _log.warning("cross-encoder %r overflows in %s: loaded in fp32", self._folder.name, self.precision)
-                self.precision = "fp32"
-                del self._model
-                self._model = self._loaded("fp32")
+                self._load("fp32")
                 found = self._predicted(query, texts)
         return [float(score) for score in found]
 

@@ -344,11 +344,12 @@ def torch_build() -> tuple[str, str | None] | None:
 
 
 def devices_of(device: str | Sequence[str]) -> list[str]:
-    """Return the names of the devices, which are different and of one kind; for `all` the usable cards. Imports torch
-    only for `all`. Several CPUs, `cpu:0` and `cpu:1`, are for tests. Raises DeviceUnavailable."""
+    """Return the names of the devices, which are different and of one kind; for `all` the usable cards. A text may hold
+    several, with commas. Imports torch only for `all`. Several CPUs, `cpu:0` and `cpu:1`, are for tests. Raises
+    DeviceUnavailable."""
     if device == "all":
         return _usable_cards()
-    names = [device] if isinstance(device, str) else list(device)
+    names = device.split(",") if isinstance(device, str) else list(device)
     if len(names) == 1:
         return names
     shown = ", ".join(names)

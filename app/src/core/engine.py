@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from functools import partial
-from typing import Self
+from typing import Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,13 +21,25 @@ from .memory import MemoryLimits, T4MemoryManager
 from .queue import SMALL_SHARE, BatchRunner, EmbeddingQueue, EngineStats, Lane, Request, Watcher
 from .tokens import piece_spans
 
-# A large call is queued in parts of this size, each tokenised while earlier parts are computed.
+# A large call is queued in parts of this size, or of a token budget if larger, each tokenised while earlier parts are
+# computed.
 REQUEST_TEXTS = 2048
 REQUEST_CHARACTERS = 1 << 20
 # A folder with the name of a packaged model is called ./NAME. For the first packaged model fingerprints have held that
 # since long; for later ones it would rebuild collections that were made before they were packaged.
 _SHOWN_FIRST = "./all-MiniLM-L6-v2"
-QUEUED_PARTS = 2  # of one call, besides the part being tokenised
+QUEUED_PARTS = 2  # of one call, besides the part being tokenised; more if the device can compute them at once
+CHARACTERS = 4.0  # of a token, assumed before the first large part was tokenised
+
+
+class Device(Protocol):
+    """How a device computes, for those who show it."""
+
+    precision: Precision
+    precision_reason: str
+    path: str
+    path_reason: str
+    profile: DeviceProfile
 
 
 class Engine(ABC):
@@ -162,6 +174,16 @@ class Engine(ABC):
         """Return why the device computes nothing more in this process; "" while it works. Then all calls that compute
         raise DeviceFailed."""
 
+    @property
+    def members(self) -> Sequence[Device]:
+        """Return the engine of each device."""
+        return [self]
+
+    @property
+    def failures(self) -> list[str]:
+        """Return for each of the `members` why it computes nothing more; "" while it works."""
+        return [self.failed]
+
     @abstractmethod
     def close(self) -> None:
         """Fail waiting calls with EngineClosed, wait for the batch in progress, free model and memory."""
@@ -203,6 +225,7 @@ class EmbeddingEngine(Engine):
             digest = hashlib.sha256("\0".join(self.prompts.values()).encode("utf-8", "surrogatepass"))
             self.fingerprint += f"/prompts-{digest.hexdigest()[:16]}"
         self._backend = backend
+        self._characters = CHARACTERS  # of a token of the last large part
         self._runner = BatchRunner(backend, limits)
         self._queue = EmbeddingQueue(self._runner, clock=clock)
         self.memory = self._runner.memory
@@ -248,22 +271,28 @@ class EmbeddingEngine(Engine):
         self._runner.check_open()
         vectors = np.empty((len(texts), self.dimension), dtype=np.float32)
         lengths = np.zeros(len(texts), dtype=np.intp)
-        pending: deque[Future[Vectors]] = deque()
-        parts = divided(texts)
+        pending: deque[Request] = deque()
+        parts = divided(texts, least=int(self._characters * self.token_budget))
         try:
             for start, end in parts:
                 tokens = self._tokenize(texts[start:end], input_type)
                 lengths[start:end] = tokens.lengths
+                if end - start >= REQUEST_TEXTS:
+                    self._characters = sum(map(len, texts[start:end])) / max(1, tokens.tokens)
                 lane = lane or ("bulk" if len(parts) > 1 else self._queue.lane_of(tokens.tokens))
                 bounded = lane == "interactive"
                 request = Request(tokens, lane, vectors[start:end], self._queue.clock(), bounded=bounded)
-                pending.append(self._queue.add(request))
-                while len(pending) > (QUEUED_PARTS if end < len(texts) else 0):
-                    self._queue.wait_for(pending[0])
-                    pending.popleft()
+                self._queue.add(request)
+                pending.append(request)
+                while len(pending) > QUEUED_PARTS and end < len(texts):
+                    if not self._queue.wait_for_room(pending, self._runner.appetite):
+                        break
+                    pending.popleft().future.result()
+            for request in pending:
+                self._queue.wait_for(request.future)
         finally:
-            for future in pending:
-                future.cancel()
+            for request in pending:
+                request.future.cancel()
         return vectors, self._whole_lengths(texts, lengths, input_type) if counted else lengths
 
     def _count_texts(self, texts: int, computed: int) -> None:
@@ -362,13 +391,14 @@ def _result(rows: NDArray[np.intp], normalize: bool, vectors: Vectors) -> Vector
     return vectors[rows] if len(vectors) < len(rows) else vectors
 
 
-def divided(texts: Sequence[str], most: int | None = None) -> list[tuple[int, int]]:
-    """Return the start and end of each part of a large call. `most`: characters, less than REQUEST_CHARACTERS."""
+def divided(texts: Sequence[str], most: int | None = None, *, least: int = 0) -> list[tuple[int, int]]:
+    """Return the start and end of each part of a large call. `most`: characters, less than REQUEST_CHARACTERS; `least`:
+    characters that each part has, whatever the limits, but for the last."""
     most = most or REQUEST_CHARACTERS
     ends, start, characters = [], 0, 0
     for place, text in enumerate(texts):
         characters += len(text)
-        if place + 1 - start >= REQUEST_TEXTS or characters >= most:
+        if characters >= least and (place + 1 - start >= REQUEST_TEXTS or characters >= most):
             ends.append((start, place + 1))
             start, characters = place + 1, 0
     return [*ends, (start, len(texts))] if start < len(texts) else ends

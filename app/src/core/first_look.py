@@ -8,24 +8,26 @@ from __future__ import annotations
 import json
 import sys
 
-from .device import DeviceUnavailable, choose_precision, detect
+from .device import DeviceUnavailable, choose_precision, detect, devices_of
 
 
 def look(device: str = "auto", precision: str = "auto") -> dict[str, object]:
-    """Return `{"kind", "name", "capability", "precision", "reason"}`. Raises DeviceUnavailable, also if torch
-    lists the card but cannot compute on it, for example without kernels or a context."""
+    """Return `{"kind", "name", "capability", "precision", "reason"}`; of several devices all names. Raises
+    DeviceUnavailable, also if torch lists a card but cannot compute on it, for example without kernels or a context."""
     import torch
 
-    profile = detect(device)
+    profiles = [detect(name) for name in devices_of(device)]
+    for each in profiles:
+        try:
+            ones = torch.ones(16, 16, device=each.torch_name)
+            total = float((ones @ ones).sum())
+        except RuntimeError as error:
+            raise DeviceUnavailable(f"{each.name} does not compute: {str(error).splitlines()[0]}") from None
+        if total != 16.0**3:
+            raise DeviceUnavailable(f"{each.name} computes wrongly: 16 x 16 x 16 gave {total}")
+    profile, names = profiles[0], " and ".join(each.name for each in profiles)
     chosen, reason = choose_precision(profile, precision)
-    try:
-        ones = torch.ones(16, 16, device=profile.torch_name)
-        total = float((ones @ ones).sum())
-    except RuntimeError as error:
-        raise DeviceUnavailable(f"{profile.name} does not compute: {str(error).splitlines()[0]}") from None
-    if total != 16.0**3:
-        raise DeviceUnavailable(f"{profile.name} computes wrongly: 16 x 16 x 16 gave {total}")
-    named = {"kind": profile.kind, "name": profile.name, "capability": profile.dotted_capability}
+    named = {"kind": profile.kind, "name": names, "capability": profile.dotted_capability}
     return {**named, "precision": chosen, "reason": reason}
 
 

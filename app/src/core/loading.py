@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from .backends.hashing import PREFIX as HASHING
 from .backends.hashing import HashingBackend
+from .backends.tokenizer_workers import default_workers
 from .backends.tokenizing import TokenizingBackend
 from .backends.torch.backend import EngineOptions as EngineOptions
 from .backends.torch.backend import TorchBackend
@@ -47,6 +48,9 @@ def _pool(each: Sequence[EngineOptions], onnx: GraphOptions | None) -> EnginePoo
             "int8 and TensorRT use one device, because a calibrated graph belongs to one card: choose another "
             "[embedding] precision, switch [tensorrt] enabled off, or name one device"
         )
+    if each[0].tokenizer_workers is None:
+        workers = default_workers(str(each[0].device).partition(":")[0]) // len(each)
+        each = [replace(options, tokenizer_workers=workers) for options in each]
     with ExitStack() as loaded:
         first = loaded.enter_context(_load(each[0], None))
         if first.dimension < THREADS_FROM:

@@ -47,15 +47,14 @@ class ModelShape:
 
 # Peak memory of a batch on a card: bytes for each token, and fixed bytes.
 TokenCost = tuple[float, int]
-# Sizes of the two trial batches. Both exceed the batches in CUDA graphs, which allocate memory when they are recorded.
-PROBE_TOKENS = (8192, 24_576)
+PROBE_TOKENS = (8192, 24_576)  # of the two trial batches
 
 
-def measured_cost(peak_bytes: Callable[[int], int], least_token_bytes: int) -> TokenCost | None:
+def measured_cost(peak_bytes: Callable[[int], int], least_token_bytes: int, times: int = 1) -> TokenCost | None:
     """Return slope and offset of the line through the peaks of a small and a large batch, the slope times HEADROOM.
-    `peak_bytes(tokens)` runs a batch and returns how many bytes memory grew. Returns None if the slope is below
-    `least_token_bytes`, because memory was reused."""
-    small, large = PROBE_TOKENS
+    `peak_bytes(tokens)` runs a batch and returns how many bytes memory grew; `times`: of PROBE_TOKENS. Returns None if
+    the slope is below `least_token_bytes`, because memory was reused."""
+    small, large = (times * tokens for tokens in PROBE_TOKENS)
     peaks = peak_bytes(small), peak_bytes(large)
     slope = (peaks[1] - peaks[0]) / (large - small)
     if slope < least_token_bytes:

@@ -39,7 +39,7 @@ class EnginePool(Engine):
     def __init__(self, members: Sequence[Member]) -> None:
         first = members[0]
         assert isinstance(first, EmbeddingEngine), "the first member must be in this process"
-        self.members = tuple(members)
+        self._members = tuple(members)
         self._first = first
         for name in Engine.__annotations__:
             setattr(self, name, getattr(first, name))
@@ -103,8 +103,11 @@ class EnginePool(Engine):
     # -- members
 
     @property
+    def members(self) -> Sequence[Member]:
+        return self._members
+
+    @property
     def failures(self) -> list[str]:
-        """Return for each member why it computes nothing more; "" while it works."""
         return [self._lost.get(member) or member.failed for member in self.members]
 
     @property

@@ -127,6 +127,11 @@ class BatchRunner:
         self._counting = threading.Lock()
         self._stats = EngineStats()
 
+    @property
+    def appetite(self) -> int:
+        """Return how many tokens of a call should wait: a window, the batch in progress and those ahead of it."""
+        return (WINDOW + 1 + self.ahead) * self.memory.token_budget
+
     def plan(self, lengths: NDArray[np.intp], budget: int | None = None) -> list[NDArray[np.intp]]:
         """Return positions grouped into batches that fit the device, longest first."""
         budget = self.memory.token_budget if budget is None else budget
@@ -461,7 +466,9 @@ class EmbeddingQueue:
         self.clock = clock
         self.deaths = 0  # how often the thread ended unexpectedly since it last computed a batch
         self._runner = runner
-        self._changed = threading.Condition()
+        lock = threading.RLock()
+        self._changed = threading.Condition(lock)
+        self._taken = threading.Condition(lock)  # texts left the queue
         self._lanes = {lane: LaneQueue() for lane in LANES}
         self._rate = 0.0  # average tokens per second of recent batches; 0: unknown
         self._run_seconds = 0.0  # of interactive batches in a row while bulk texts waited
@@ -507,6 +514,18 @@ class EmbeddingQueue:
                 lost = self._ensure_thread()
             self._lose(lost)
         future.result()
+
+    def wait_for_room(self, requests: Sequence[Request], tokens: int) -> bool:
+        """Wait until fewer `tokens` of these requests wait (False), or the first request is done (True)."""
+        while True:
+            with self._changed:
+                if requests[0].future.done():
+                    return True
+                if sum(request.queued_tokens for request in requests) < tokens:
+                    return False
+                lost = self._ensure_thread()
+                self._taken.wait(_WATCH_SECONDS)
+            self._lose(lost)
 
     def lane_of(self, tokens: int) -> Lane:
         return "interactive" if tokens <= self._runner.memory.token_budget * SMALL_SHARE else "bulk"
@@ -558,6 +577,7 @@ class EmbeddingQueue:
             request.over = True
             left = request.queued_texts
             self._lanes[request.lane].forget(request)
+            self._taken.notify_all()
         if left:
             self.watcher.queued(request.lane, -left)
         return True
@@ -668,6 +688,7 @@ class EmbeddingQueue:
             if not self._in_progress:
                 self._progress_at = self.clock()
             self._in_progress.append(batch)
+            self._taken.notify_all()
         return batch
 
     def _pass_interactive(self) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from .backends import OutOfMemory
+from .backends import DeviceFailed, OutOfMemory
 from .backends.torch.process import device_errors_mapped
 from .device import DeviceProfile
 from .memory import T4MemoryManager
@@ -46,6 +46,7 @@ class CardScan:
 
     def __init__(self, profile: DeviceProfile, memory: T4MemoryManager, elsewhere: VectorScan) -> None:
         self.device, self.memory, self.elsewhere = torch.device(profile.torch_name), memory, elsewhere
+        self.failed = ""  # why the card computes nothing more
         on_cpu = self.device.type == "cpu"
         self._stream = None if on_cpu else torch.cuda.Stream(self.device, priority=-1)  # type: ignore[no-untyped-call]
         self.product: Product = _product
@@ -67,8 +68,12 @@ class CardScan:
     def work(self) -> Iterator[None]:
         """Use the card's stream. Raises OutOfMemory, DeviceFailed."""
         beside = torch.cuda.stream(self._stream) if self._stream else contextlib.nullcontext()
-        with device_errors_mapped(self.device), torch.inference_mode(), beside:
-            yield
+        try:
+            with device_errors_mapped(self.device), torch.inference_mode(), beside:
+                yield
+        except DeviceFailed as error:
+            self.failed = str(error)
+            raise
 
     def search(self, work: Callable[[torch.device, Product], Result]) -> Result:
         """Do `work` on the card, or on the CPU if the card has no memory left for it: other programs may take it."""

@@ -63,8 +63,8 @@ Step = tuple[str, Callable[[], str], tuple[str, ...], str]
 
 @dataclass(slots=True)
 class Readiness:
-    """`unavailable`: why a check is False, for users. `note`: why a required GPU is missing; the service stays ready,
-    because the CPU computes the same."""
+    """`unavailable`: why a check is False, for users. `note`: why a required GPU is missing, or which of several
+    devices have failed; the service stays ready, because the CPU or the other devices compute the same."""
 
     checks: dict[str, bool] = field(default_factory=dict)
     unavailable: str | None = None
@@ -115,6 +115,7 @@ class Checks:
             missing = gpu.gpu_missing(self.settings.embedding, self._parts.engine_if_loaded())
             readiness.checks["gpu"] = missing is None
             readiness.note = None if missing is None else gpu.gpu_message(missing)
+        readiness.note = readiness.note or self._parts.half_failed or None
         if self._access.configured:
             fault = self._access.check()
             readiness.checks["access"] = fault is None
@@ -237,8 +238,9 @@ class Checks:
             embedder = self._parts.embedder_for(name) if name else self._parts.embedder
             self._engine_answers(None, embedder)
             engine = embedder.engine
+            devices = " and ".join(each.profile.name for each in engine.members)
             lines.append(
-                f"{label}{engine.model}: {engine.dimension} dimensions on {engine.profile.name}; "
+                f"{label}{engine.model}: {engine.dimension} dimensions on {devices}; "
                 f"ready in {time.perf_counter() - start:.1f} s; precision {engine.precision}: "
                 f"{engine.precision_reason}; path {engine.path}: {engine.path_reason}; "
                 f"languages {' '.join(engine.languages) or 'unknown'}; licence {engine.licence or 'unknown'}"

@@ -39,7 +39,7 @@ def torch(embedding: EmbeddingSettings, found: GpuSnapshot | None = None) -> str
         return f"torch {version}, a build for the CPU"
     found = found or snapshot_within(_DRIVER_SECONDS)
     driver = found.driver_version
-    floor = driver_too_old(driver, cuda) if driver and not _cpu_only(embedding) else None
+    floor = driver_too_old(driver, cuda) if driver and not embedding.on_cpu else None
     if floor is not None:
         raise Fault(
             f"driver {driver} is too old for this torch {version} (built for CUDA {cuda}, which needs "
@@ -53,7 +53,7 @@ def torch(embedding: EmbeddingSettings, found: GpuSnapshot | None = None) -> str
 def gpu(embedding: EmbeddingSettings, found: GpuSnapshot | None = None) -> str:
     """Describe the cards and their load. Raises Fault where a GPU is required and torch cannot use one."""
     found = found or snapshot_within(_DRIVER_SECONDS)
-    wanted = embedding.expect_gpu or embedding.device.startswith("cuda")
+    wanted = embedding.expect_gpu or embedding.on_named_card
     if not found.devices:
         if wanted:
             raise Fault(f"a GPU is required, but {found.reason}", _NO_CARD)
@@ -86,13 +86,17 @@ def gpu(embedding: EmbeddingSettings, found: GpuSnapshot | None = None) -> str:
 def kernels(embedding: EmbeddingSettings, found: GpuSnapshot | None = None) -> str:
     """Check in the list of published wheels that the installed torch has kernels for the card; asking torch would take
     seconds."""
-    if _cpu_only(embedding):
+    if embedding.on_cpu:
         return "the CPU computes" if not embedding.hashing else f"{embedding.model} needs no GPU"
     found, build = found or snapshot_within(_DRIVER_SECONDS), torch_build()
     if not found.devices or build is None:
         return "no GPU found" if not found.devices else "torch is not installed"
-    index = int(embedding.device.partition(":")[2] or 0)
-    card = next((each for each in found.devices if each.index == index), found.devices[0])
+    numbers = [int(name.partition(":")[2] or 0) for name in embedding.device.split(",")]
+    cards = [each for each in found.devices if embedding.device == "all" or each.index in numbers]
+    return "; ".join(dict.fromkeys(_kernels(card, found, build) for card in cards or found.devices[:1]))
+
+
+def _kernels(card: GpuState, found: GpuSnapshot, build: tuple[str, str | None]) -> str:
     capability = _capability(card)
     if capability is None:
         return f"{card.name} does not report its compute capability; loading the model will show"
@@ -117,7 +121,7 @@ def why_no_gpu(embedding: EmbeddingSettings) -> Fault | None:
     """Return why settings, driver or packages force the CPU, or None."""
     if embedding.hashing:
         return Fault(f"the model {embedding.model} runs on CPUs only", "choose another model, or USE_GPU=false")
-    if embedding.device == "cpu":
+    if embedding.on_cpu:
         return Fault('[embedding] device is "cpu"', 'device = "auto", or USE_GPU=false')
     found = snapshot_within(_DRIVER_SECONDS)
     if not found.devices:
@@ -159,7 +163,7 @@ def first_look(embedding: EmbeddingSettings, seconds: float = FIRST_LOOK_SECONDS
             missing = Fault("torch sees no CUDA device", _NO_CUDA)
     except Fault as fault:
         missing = fault
-    if embedding.expect_gpu or embedding.device.startswith("cuda"):
+    if embedding.expect_gpu or embedding.on_named_card:
         raise missing
     return f"the CPU computes: {missing}"
 
@@ -179,10 +183,6 @@ def ask_torch(embedding: EmbeddingSettings, seconds: float) -> dict[str, Any]:
         said = errors.strip().splitlines()
         raise Fault(said[-1] if said else f"torch ended with {child.returncode}", _NO_CUDA)
     return dict(json.loads(out))
-
-
-def _cpu_only(embedding: EmbeddingSettings) -> bool:
-    return embedding.hashing or embedding.device == "cpu"
 
 
 def _capability(device: GpuState) -> Capability | None:

@@ -198,7 +198,7 @@ class Status:
         for model, names in owners.items():
             is_hub = model.count("/") < 2 and not model.startswith(("/", ".", "~"))  # owner and model
             own = self._parts.engine_if_loaded(names[0])
-            unloaded = dict.fromkeys((*_OF_ENGINE[1:], "device"))
+            unloaded = dict.fromkeys((*_OF_ENGINE[1:], "device", "devices"))
             models.append(
                 {"model": model if is_hub else Path(model).name, "collections": names, "loaded": own is not None}
                 | (unloaded if own is None else _engine(own))
@@ -224,14 +224,18 @@ class Status:
         """Yield the engines' samples. Engines that differ only in the revision of the model are summed."""
         sums: dict[tuple[str, ...], dict[str, float]] = {}
         for engine in self._parts.engines_loaded:
-            yield "owl_sap_engine_info", (engine.model, engine.precision, engine.path, engine.profile.name), 1.0
+            shown = ((engine.model, each.precision, each.path, each.profile.name) for each in engine.members)
+            for device in dict.fromkeys(shown):  # two cards may have one name
+                yield "owl_sap_engine_info", device, 1.0
             into = sums.setdefault((engine.model, engine.precision), {})
-            budgets = {"token_budget": engine.token_budget, "planned_tokens": engine.memory.planned_tokens}
-            for name, value in (asdict(engine.stats()) | budgets).items():
+            gauges = {"token_budget": engine.token_budget, "planned_tokens": engine.planned_tokens}
+            gauges["failed_devices"] = sum(map(bool, engine.failures))
+            for name, value in (asdict(engine.stats()) | gauges).items():
                 into[name] = into.get(name, 0.0) + value
         for labels, found in sums.items():
             yield "owl_sap_engine_token_budget", labels, found.pop("token_budget")
             yield "owl_sap_engine_planned_tokens", labels, found.pop("planned_tokens")
+            yield "owl_sap_engine_failed_devices", labels, found.pop("failed_devices")
             found["recomputed_rows"] = found.pop("recomputed")
             for name, value in found.items():
                 yield f"owl_sap_engine_{name}_total", labels, value
@@ -270,10 +274,16 @@ _OF_ENGINE = ("model", "dimension", "max_tokens", "languages", "licence", "finge
 
 
 def _engine(engine: Engine) -> dict[str, Any]:
-    device = {"kind": engine.profile.kind, "name": engine.profile.name}
     chosen = ("precision", "precision_reason", "path", "path_reason")
+    devices = [
+        {"kind": member.profile.kind, "name": member.profile.name}
+        | {key: getattr(member, key) for key in chosen}
+        | {"failed": failure}
+        for member, failure in zip(engine.members, engine.failures, strict=True)
+    ]
     return {
         **{key: getattr(engine, key) for key in _OF_ENGINE},
         "languages": list(engine.languages),
-        "device": device | {key: getattr(engine, key) for key in chosen},
+        "device": devices[0],
+        "devices": devices,
     }

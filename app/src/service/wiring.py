@@ -167,6 +167,12 @@ class EnginesScan:
         self._engine = engine
         self._wanted = wanted
 
+    @property
+    def failed(self) -> str:
+        """Return why the card computes nothing more in this process; "" while it works or is not in use."""
+        failed: str = getattr(self.__dict__.get("_scan"), "failed", "")
+        return failed
+
     @cached_property
     def _scan(self) -> VectorScan:
         try:
@@ -218,6 +224,7 @@ class Parts:
         self.graphs_folder = graphs_folder or settings.tensorrt_cache(None)
         self._warned = False
         self._failed = ""  # why no model can be loaded any more
+        self._scan: EnginesScan | None = None
         self._metrics = metrics or Metrics()
         self._lock = threading.RLock()
         given = {"source": source, "store": store}
@@ -244,7 +251,18 @@ class Parts:
     def failed(self) -> str:
         """Return why a device computes nothing more in this process; "" while all work. Then only a new process helps,
         because the context of a GPU cannot be made again."""
-        return next((engine.failed for engine in self.engines_loaded if engine.failed), self._failed)
+        engines = (engine.failed for engine in self.engines_loaded if engine.failed)
+        return next(engines, self._failed or (self._scan.failed if self._scan else ""))
+
+    @property
+    def half_failed(self) -> str:
+        """Return which devices compute nothing more while others of the same model go on; "" if there are none."""
+        return "; ".join(
+            f"{member.profile.name} computes nothing more until the service is restarted: {failure}"
+            for engine in self.engines_loaded
+            for member, failure in zip(engine.members, engine.failures, strict=True)
+            if failure and not engine.failed
+        )
 
     def engine_if_loaded(self, collection: str | None = None) -> Engine | None:
         """Return the loaded engine of a collection's configured model (None: of [embedding]), or None."""
@@ -297,9 +315,9 @@ class Parts:
                 if wanted.scan != "cpu":
                     embedding, build = self.settings.embedding, torch_build()
                     # Decide this without loading a model: a search by a vector needs no model.
-                    may_have = build is not None and build[1] is not None and embedding.device != "cpu"
+                    may_have = build is not None and build[1] is not None and not embedding.on_cpu
                     if wanted.scan == "gpu" or (may_have and not embedding.hashing):
-                        scan = EnginesScan(lambda: self.engine, wanted=wanted.scan == "gpu")
+                        scan = self._scan = EnginesScan(lambda: self.engine, wanted=wanted.scan == "gpu")
                 return LocalStore(wanted.path or Path(), names=self._metadata_names, scan=scan)
             from connector.stores.hana.store import HanaStore
 

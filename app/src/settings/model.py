@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, BeforeValidator, Field, IPvAnyNetwork, SecretStr, field_validator, model_validator
 
 from app.src.settings.collections import CollectionSettings
-from app.src.settings.section import Columns, Duration, Section, Split, setting
+from app.src.settings.section import Columns, Duration, Joined, Section, Split, setting
 
 DEFAULT_MODEL = "all-MiniLM-L6-v2"
 Precision = Literal["auto", "fp32", "tf32", "fp16", "bf16", "int8"]
@@ -78,7 +78,11 @@ class EmbeddingSettings(Section):
     query_prompt: str | None = setting(None, 'put before each search text; default: the model\'s own; "" for none')
     document_prompt: str | None = setting(None, 'put before each stored text; default: the model\'s own; "" for none')
     precision: Precision = setting("auto", "auto: the fastest accurate one on the device")
-    device: str = setting("auto", "auto, cpu, cuda or cuda:<n>", pattern=r"^(auto|cpu|cuda(:\d+)?)$")
+    device: Annotated[str, Joined] = setting(
+        "auto",
+        'auto, cpu, cuda or cuda:<n>; several cards: ["cuda:0", "cuda:1"] or all',
+        pattern=r"^(auto|all|(cpu|cuda)(:\d+)?(,(cpu|cuda)(:\d+)?)*)$",
+    )
     expect_gpu: bool = setting(False, "a missing GPU is a warning at each start, a metric and a fault in doctor")
     memory_fraction: float = setting(0.8, "share of the card's memory to use", gt=0, le=1)
     reserve_mb: int = setting(512, "MB of the card's memory left free", ge=0)
@@ -89,6 +93,15 @@ class EmbeddingSettings(Section):
     )
     max_wait: Duration = setting(10.0, "longest wait (30s, 1m) of a request for the engine; then HTTP 429", gt=0)
     query_cache_mb: int = setting(16, "MB for the vectors of recent search texts", ge=0)
+
+    @property
+    def on_cpu(self) -> bool:
+        """Whether the CPU computes whatever cards there are."""
+        return self.hashing or self.device.startswith("cpu")
+
+    @property
+    def on_named_card(self) -> bool:
+        return self.device == "all" or self.device.startswith("cuda")
 
     @property
     def hashing(self) -> bool:

@@ -11,6 +11,10 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSche
 Split = BeforeValidator(
     lambda value: tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
 )
+# The other way round: a list of names is one text.
+Joined = BeforeValidator(
+    lambda value: ",".join(map(str, value)) if isinstance(value, list | tuple) else value.replace(" ", "")
+)
 Columns = Annotated[tuple[str, ...], Split]
 
 

@@ -183,9 +183,13 @@ async function about(place, context) {
   }
 }
 
-function profile({ device, model, dimension, max_tokens: tokens, version }) {
+function named({ kind, name, failed }) {
+  return `${name}${kind === "cuda" ? " (CUDA)" : ""}${failed ? `, failed: ${failed}` : ""}`;
+}
+
+function profile({ device, devices, model, dimension, max_tokens: tokens, version }) {
   return facts([
-    ["Device", device.kind === "cuda" ? `${device.name} (CUDA)` : device.name],
+    ["Device", devices.map(named).join("; ")],
     ["Model", model],
     ["Dimension", number(dimension)],
     ["Maximum text length", `${number(tokens)} tokens`],

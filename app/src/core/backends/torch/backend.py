@@ -77,9 +77,9 @@ class TorchBackend(TokenizingBackend):
         self._downloads: Downloads | None = None  # from a card
         try:
             limits = MemoryLimits(options.memory_fraction, options.reserve_mb << 20)
-            self._memory = limited_memory(target.profile, limits)
-            self._before = reserved_bytes(target.profile)  # before this model
             with device_errors_mapped(target.profile.index):
+                self._memory = limited_memory(target.profile, limits)
+                self._before = reserved_bytes(target.profile)  # before this model
                 encoder, path_reason = load_encoder(folder, target, packed=options.packed)
             self._encoder: Encoder | None = encoder
             self._tokenizer = RustTokenizer.load(folder)
@@ -164,8 +164,10 @@ class TorchBackend(TokenizingBackend):
             return None
         least = self.info.shape.hidden * ELEMENT_BYTES[self.info.precision]
         try:
-            self._peak_bytes(PROBE_TOKENS[0])  # do not count what libraries allocate once, on the first batch
-            return measured_cost(self._peak_bytes, least)
+            # Trial batches must exceed those in CUDA graphs, which allocate nothing when they are replayed.
+            times = 3 if max(getattr(self._encoder, "rungs", ()), default=0) >= PROBE_TOKENS[0] else 1
+            self._peak_bytes(times * PROBE_TOKENS[0])  # not counted: what libraries allocate once, on the first batch
+            return measured_cost(self._peak_bytes, least, times)
         except OutOfMemory:
             return None
 
