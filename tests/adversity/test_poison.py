@@ -131,7 +131,7 @@ class SickBackend:
 
 def sick(fault: str) -> tuple[EngineEmbedder, SickBackend]:
     engine = load_engine(EngineOptions(model="hash:64"))
-    backend = SickBackend(engine._backend, fault)
+    backend = SickBackend(engine._backend, fault)  # type: ignore[attr-defined]
     return EngineEmbedder(EmbeddingEngine(backend)), backend
 
 

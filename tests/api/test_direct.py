@@ -279,14 +279,14 @@ Held = tuple[threading.Event, list[str]]
 def held(service: Service, monkeypatch: pytest.MonkeyPatch) -> Iterator[Held]:
     """An engine that waits for the event, and the texts that it has begun to compute."""
     go, seen = threading.Event(), list[str]()
-    begin = service.parts.engine._runner.begin
+    begin = service.parts.engine._runner.begin  # type: ignore[attr-defined]
 
     def slow(batch: TokenBatch, *more: Any) -> Any:
         seen.extend(map(" ".join, words_of(batch)))
         assert go.wait(20)
         return begin(batch, *more)
 
-    monkeypatch.setattr(service.parts.engine._runner, "begin", slow)
+    monkeypatch.setattr(service.parts.engine._runner, "begin", slow)  # type: ignore[attr-defined]
     yield go, seen
     go.set()
 
@@ -295,7 +295,7 @@ def held(service: Service, monkeypatch: pytest.MonkeyPatch) -> Iterator[Held]:
 def threads_held(service: Service, monkeypatch: pytest.MonkeyPatch) -> Iterator[Held]:
     """Tokenising waits for the event, in the thread of the request; and the texts that it has begun with."""
     go, seen = threading.Event(), list[str]()
-    tokenize = service.parts.engine._tokenize
+    tokenize = service.parts.engine._tokenize  # type: ignore[attr-defined]
 
     def slow(texts: Sequence[str], input_type: InputType) -> Any:
         seen.extend(texts)

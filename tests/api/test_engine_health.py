@@ -47,20 +47,20 @@ def client(synced: Service) -> Iterator[Client]:
 def clock(synced: Service, monkeypatch: pytest.MonkeyPatch) -> Clock:
     """The queue's."""
     clock = Clock()
-    monkeypatch.setattr(synced.parts.embedder.engine._queue, "clock", clock)
+    monkeypatch.setattr(synced.parts.embedder.engine._queue, "clock", clock)  # type: ignore[attr-defined]
     return clock
 
 
 @pytest.fixture
 def gate(synced: Service, monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     """Batches wait until it is set."""
-    begin, gate = synced.parts.engine._runner.begin, threading.Event()
+    begin, gate = synced.parts.engine._runner.begin, threading.Event()  # type: ignore[attr-defined]
 
     def slow(*batch: Any) -> Any:
         assert gate.wait(30)
         return begin(*batch)
 
-    monkeypatch.setattr(synced.parts.engine._runner, "begin", slow)
+    monkeypatch.setattr(synced.parts.engine._runner, "begin", slow)  # type: ignore[attr-defined]
     monkeypatch.setattr(probes, "PROBE_SECONDS", 0.05)
     yield gate
     gate.set()
@@ -76,12 +76,12 @@ def until(condition: Callable[[], bool]) -> None:
 @pytest.mark.proves(29)
 def test_a_thread_that_dies_again_and_again(client: Client, synced: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who waits is told at once; after the third time only a new process helps; one batch that is computed mends it."""
-    working = synced.parts.engine._runner.begin
+    working = synced.parts.engine._runner.begin  # type: ignore[attr-defined]
 
     def dying(*_: Any) -> Any:
         raise SystemExit
 
-    monkeypatch.setattr(synced.parts.engine._runner, "begin", dying)
+    monkeypatch.setattr(synced.parts.engine._runner, "begin", dying)  # type: ignore[attr-defined]
     assert "ended unexpectedly" in problem(client.post("/embed", json={"inputs": "a"}), 503)["detail"]
     assert client.get("/health/live").status_code == 200, "the next thread may do better"
     ready = client.get("/health/ready")
@@ -92,7 +92,7 @@ def test_a_thread_that_dies_again_and_again(client: Client, synced: Service, mon
     live = client.get("/health/live")
     assert (live.status_code, live.json()["checks"]) == (503, {"engine": False})
     assert "3 times in a row" in live.json()["detail"]
-    monkeypatch.setattr(synced.parts.engine._runner, "begin", working)
+    monkeypatch.setattr(synced.parts.engine._runner, "begin", working)  # type: ignore[attr-defined]
     assert client.post("/embed", json={"inputs": "a"}).status_code == 200
     assert client.get("/health/live").status_code == client.get("/health/ready").status_code == 200
 
@@ -101,7 +101,7 @@ def test_a_thread_that_dies_again_and_again(client: Client, synced: Service, mon
 def test_a_batch_that_never_ends(client: Client, synced: Service, clock: Clock, gate: threading.Event) -> None:
     with ThreadPoolExecutor(1) as other:
         waiting = other.submit(client.post, "/embed", json={"inputs": "a"})
-        until(lambda: bool(synced.parts.embedder.engine._queue._in_progress))
+        until(lambda: bool(synced.parts.embedder.engine._queue._in_progress))  # type: ignore[attr-defined]
         for seconds, ready, live in ((29, 200, 200), (31, 503, 200), (299, 503, 200), (301, 503, 503)):
             clock.ahead = seconds
             answer = client.get("/health/ready")

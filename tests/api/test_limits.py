@@ -375,7 +375,7 @@ def test_who_would_wait_too_long_for_the_engine_hears_it_while_every_thread_is_t
             words = {"query": "steel", "mode": "keyword"}
             waiting = [others.submit(client.post, SEARCH, json=words) for _ in range(threads)]
             assert all(taken.acquire(timeout=30) for _ in range(threads))
-            monkeypatch.setattr(service.parts.embedder.engine._queue, "expected_wait", lambda _: 17.0)
+            monkeypatch.setattr(service.parts.embedder.engine._queue, "expected_wait", lambda _: 17.0)  # type: ignore[attr-defined]
             refusals = [client.post(SEARCH, json={"query": f"unheard of {mode}", "mode": mode}) for mode in MEANING]
             refusals.append(client.post("/embed", json={"inputs": "unheard of"}))
             for refused in refusals:

@@ -17,10 +17,14 @@ from pydantic import ValidationError
 
 from app.src.access.principal import OPERATOR, Principal
 from app.src.core.backends import OutOfMemory
+from app.src.core.memory import MemoryLimits
+from app.src.observe.metrics import Metrics
+from app.src.service.rerank import Reranker
 from app.src.service.search import SearchOptions
 from app.src.service.service import Service
 from app.src.settings import Settings, SettingsError
 from app.src.settings.model import SearchSettings
+from connector.model import Hit
 from tests.api.conftest import TEXTS, TableSource, settings_in
 from tests.api.test_jobs import until
 
@@ -189,6 +193,31 @@ def test_one_without_memory_says_so(synced: httpx.Client, reranker: Recording) -
     assert ask(synced, query=TEXT)["notes"] == [
         "the hits are not reranked: the memory of Tesla T4 does not hold one text"
     ]
+
+
+def test_a_cross_encoder_has_the_device_and_the_limits_of_the_engine(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loads: list[tuple[Any, ...]] = []
+
+    class Fake:
+        def __init__(self, *given: Any) -> None:
+            loads.append(given)
+
+        def scores(self, query: str, texts: Sequence[str]) -> list[float]:
+            return [float(len(text)) for text in texts]
+
+    monkeypatch.setattr("app.src.core.cross_encoder.CrossEncoding", Fake)
+    (tmp_path / "config.json").touch()
+    (tmp_path / "model.safetensors").touch()
+    embedding = settings.embedding.model_copy(update={"device": "cpu", "memory_fraction": 0.35, "reserve_mb": 100})
+    search = SearchSettings(rerank=str(tmp_path))
+    reranker = Reranker(settings.model_copy(update={"embedding": embedding, "search": search}), Metrics())
+    hits = [Hit(str(size), 1.0, "x" * size, {}) for size in (3, 9, 5)]
+    for _ in range(2):
+        assert [hit.id for hit in reranker.rerank("materials", TEXT, hits)[0]] == ["9", "5", "3"]
+    ((folder, profile, limits),) = loads
+    assert (folder, profile.kind, limits) == (tmp_path, "cpu", MemoryLimits(0.35, 100 << 20))
 
 
 def test_one_that_hangs_costs_so_many_seconds_and_so_many_threads(

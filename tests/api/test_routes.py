@@ -88,13 +88,13 @@ def test_live_answers_while_the_engine_is_busy(
     client: Client, service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     go = threading.Event()
-    begin = service.parts.engine._runner.begin
+    begin = service.parts.engine._runner.begin  # type: ignore[attr-defined]
 
     def slow(*batch: Any) -> Any:
         assert go.wait(20)
         return begin(*batch)
 
-    monkeypatch.setattr(service.parts.engine._runner, "begin", slow)
+    monkeypatch.setattr(service.parts.engine._runner, "begin", slow)  # type: ignore[attr-defined]
     answers: list[int] = []
     thread = threading.Thread(target=lambda: answers.append(client.post("/embed", json={"inputs": "a"}).status_code))
     thread.start()

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from openai import OpenAI
 
-from app.src.core.engine import EmbeddingEngine
+from app.src.core.engine import EmbeddingEngine, Engine
 from app.src.core.loading import EngineOptions, load_engine
 from app.src.langchain import Owl
 from app.src.service.service import Service
@@ -36,7 +36,7 @@ def prompted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 
 @pytest.fixture(scope="module")
-def bare() -> Iterator[EmbeddingEngine]:
+def bare() -> Iterator[Engine]:
     """The same model without prompts."""
     with load_engine(EngineOptions("hash:64")) as engine:
         yield engine

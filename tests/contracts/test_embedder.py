@@ -26,14 +26,15 @@ TEXTS = [
 @pytest.fixture(
     scope="module",
     params=[
-        *("hash:384", "hash:384 with prompts"),
-        *slow("all-MiniLM-L6-v2", "use-multilingual", "multilingual-e5-small"),
+        *("hash:384", "hash:384 with prompts", "hash:384 on two devices"),
+        *slow("all-MiniLM-L6-v2", "all-MiniLM-L6-v2 on two devices", "use-multilingual", "multilingual-e5-small"),
     ],
 )
 def embedder(request: pytest.FixtureRequest) -> Iterator[Embedder]:
-    model, _, more = request.param.partition(" with ")
-    prompts = {"query_prompt": "search: ", "document_prompt": "passage: "} if more == "prompts" else {}
-    with load_engine(EngineOptions(model, device="cpu", precision="fp32", **prompts)) as engine:
+    model, _, more = request.param.partition(" ")
+    prompts = {"query_prompt": "search: ", "document_prompt": "passage: "} if more == "with prompts" else {}
+    device = "cpu:0,cpu:1" if more == "on two devices" else "cpu"
+    with load_engine(EngineOptions(model, device=device, precision="fp32", **prompts)) as engine:
         yield EngineEmbedder(engine)
 
 

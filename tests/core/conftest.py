@@ -17,7 +17,7 @@ from app.src.core.backends import Backend, ModelInfo, OutOfMemory, Pause, TokenB
 from app.src.core.backends.folder import find_folder
 from app.src.core.backends.hashing import HashingBackend, words_of
 from app.src.core.device import DeviceProfile
-from app.src.core.engine import EmbeddingEngine
+from app.src.core.engine import EmbeddingEngine, Engine
 from app.src.core.loading import EngineOptions, load_engine
 from app.src.core.tokens import plan_batches
 
@@ -109,7 +109,7 @@ def engine(scripted: ScriptedBackend) -> Iterator[EmbeddingEngine]:
 
 
 @pytest.fixture(scope="session")
-def minilm() -> Iterator[EmbeddingEngine]:
+def minilm() -> Iterator[Engine]:
     """The packaged model, as it is used on a CPU."""
     with load_engine(EngineOptions(MINILM, device="cpu", precision="fp32")) as engine:
         yield engine

@@ -731,7 +731,7 @@ def test_every_switch_gives_the_same_vectors_on_a_card(minilm: EmbeddingEngine, 
 
     with load_engine(EngineOptions(MINILM, device="cuda", **switches)) as engine:
         engine.memory.shrink(4096)  # many batches
-        assert engine._runner.ahead == 1
+        assert engine._runner.ahead == 1  # type: ignore[attr-defined]
         for texts in (TEXTS * 8, TEXTS[:1], TEXTS[:40]):
             texts = [f"{text} {place}" for place, text in enumerate(texts)]
             found, wanted = engine.embed(texts), minilm.embed(texts)
@@ -746,8 +746,8 @@ def test_a_card_that_overlaps_is_launched_ahead() -> None:
     from app.src.core.loading import load_engine
 
     with load_engine(EngineOptions(MINILM, device="cuda", precision="fp32")) as engine:
-        begin = engine._runner.begin
-        batch = engine._backend.tokenize([" ".join(["pump"] * 250)] * 100)
+        begin = engine._runner.begin  # type: ignore[attr-defined]
+        batch = engine._backend.tokenize([" ".join(["pump"] * 250)] * 100)  # type: ignore[attr-defined]
         begin(batch)()
         torch.cuda.synchronize()
         started = time.perf_counter()
@@ -763,13 +763,13 @@ def test_the_measured_cost_is_near_what_batches_take() -> None:
     from app.src.core.loading import load_engine
 
     with load_engine(EngineOptions(MINILM, device="cuda")) as engine:
-        backend = engine._backend
+        backend = engine._backend  # type: ignore[attr-defined]
         assert isinstance(backend, TorchBackend)
         cost = backend.token_cost()
         assert cost is not None
         found = backend._peak_bytes(16_384)
         assert found == pytest.approx(cost[1] + 16_384 * cost[0] / HEADROOM, rel=0.15)
-        assert cost[0] < 2 * engine._backend.info.shape.bytes_per_token(engine._backend.info.precision)
+        assert cost[0] < 2 * engine._backend.info.shape.bytes_per_token(engine._backend.info.precision)  # type: ignore[attr-defined]
 
 
 @pytest.mark.gpu

@@ -12,7 +12,7 @@ import pytest
 
 from app.src.core.backends.folder import find_folder, read_folder
 from app.src.core.backends.tokenizing import RustTokenizer
-from app.src.core.engine import EmbeddingEngine
+from app.src.core.engine import EmbeddingEngine, Engine
 from app.src.core.loading import EngineOptions, load_engine
 
 NAME, LATIN = "multilingual-e5-small", "multilingual-e5-small-latin"
@@ -42,7 +42,7 @@ DECOMPOSED = [unicodedata.normalize("NFD", text) for text in (GERMAN, "Ỗ ǖ Ǻ
 
 
 @pytest.fixture(scope="module")
-def engine() -> Iterator[EmbeddingEngine]:
+def engine() -> Iterator[Engine]:
     with load_engine(EngineOptions(NAME, device="cpu", precision="fp32")) as engine:
         yield engine
 

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 from app.src.core.backends import Vectors
 from app.src.core.backends.hashing import HashingBackend, words_of
-from app.src.core.engine import EmbeddingEngine
+from app.src.core.engine import EmbeddingEngine, Engine
 from app.src.core.loading import EngineOptions, load_engine
 
 
 @pytest.fixture(scope="module")
-def hashing() -> EmbeddingEngine:
+def hashing() -> Engine:
     return load_engine(EngineOptions("hash:384"))
 
 

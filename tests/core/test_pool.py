@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 import logging
+import os
+import signal
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError, Future
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,19 +21,26 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from app.src.core import child as child_module
+from app.src.core import loading
 from app.src.core.backends import (
     DeviceFailed,
+    DeviceUnavailable,
     EngineClosed,
+    ModelNotFound,
     NonFinite,
     OutOfMemory,
     Pause,
     TokenBatch,
     Vectors,
 )
+from app.src.core.child import ChildEngine
+from app.src.core.device import detect, devices_of
 from app.src.core.engine import EmbeddingEngine
+from app.src.core.loading import EngineOptions, load_engine
 from app.src.core.pool import EnginePool
-from app.src.core.queue import EngineOverloaded, Watcher
-from tests.core.conftest import ScriptedBackend
+from app.src.core.queue import EngineOverloaded, Lane, Watcher
+from tests.core.conftest import MakeFolder, ScriptedBackend
 
 FEW = settings(max_examples=20, deadline=None)
 TEXTS = [
@@ -303,3 +318,266 @@ def test_what_a_pool_says_of_itself(scene: Scene) -> None:
         assert scene.pool.token_budget == 2 * engine.token_budget
         assert scene.pool.planned_tokens == 2 * engine.planned_tokens
     assert scene.pool.profile == scene.pool.members[0].profile
+
+
+# ----------------------------------------------------------------------------------------------------- child processes
+
+
+@pytest.fixture(scope="module")
+def hashing() -> Iterator[EmbeddingEngine]:
+    with load_engine(EngineOptions("hash:32")) as engine:
+        assert isinstance(engine, EmbeddingEngine)
+        yield engine
+
+
+@pytest.fixture
+def children() -> Iterator[EnginePool]:
+    """The second of its two members is in a child process."""
+    with load_engine(EngineOptions("hash:32", device=CPUS)) as pool:
+        assert isinstance(pool, EnginePool)
+        yield pool
+
+
+def child_of(pool: EnginePool) -> ChildEngine:
+    child = pool.members[1]
+    assert isinstance(child, ChildEngine)
+    return child
+
+
+def only_child(pool: EnginePool) -> ChildEngine:
+    """Let the child compute alone."""
+    pool.members[0].close()
+    with pytest.raises(EngineClosed):
+        pool.members[0].submit(["oil"], None, input_type="document", normalize=True, counted=None)
+    return child_of(pool)
+
+
+def test_a_child_computes_its_part(children: EnginePool, hashing: EmbeddingEngine) -> None:
+    vectors, counts = children.embed_counted([*TEXTS, "", "🦉\ud800", TEXTS[0]])
+    wanted, wanted_counts = hashing.embed_counted([*TEXTS, "", "🦉\ud800", TEXTS[0]])
+    np.testing.assert_array_equal(vectors, wanted)
+    assert counts == wanted_counts
+    assert child_of(children).stats().computed_texts > len(TEXTS) / 4
+    assert children.stats().tokens == sum(min(count, hashing.max_tokens) for count in counts[:-1])
+    assert children.token_budget == 2 * hashing.token_budget
+    assert (children.stalled(), children.deaths, children.failures) == (0.0, 0, ["", ""])
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda pool: pool.submit(["oil"], input_type="other"),
+        lambda pool: pool.embed(["oil"], "bulk", input_type="other"),
+        lambda pool: pool.embed(["oil"], "interactive", input_type="other"),
+    ],
+    ids=["submit", "bulk", "interactive"],
+)
+def test_a_childs_errors_are_those_of_an_engine(children: EnginePool, call: Callable[[EnginePool], Any]) -> None:
+    only_child(children)
+    with pytest.raises(ValueError, match='"query" or "document"'):
+        call(children)
+    assert children.embed(["oil"]).shape == (1, 32)
+
+
+def test_counts_are_known_when_submit_returns_and_their_error_cancels(children: EnginePool) -> None:
+    only_child(children)
+    seen: list[int] = []
+    future = children.submit(["oil leak", "pump"], counted=seen.extend)
+    assert seen == [2, 1]
+    assert future.result(60).shape == (2, 32)
+
+    def refuse(_counts: list[int]) -> None:
+        raise PermissionError("planted")
+
+    with pytest.raises(PermissionError, match="planted"):
+        children.submit(["oil"], counted=refuse)
+    assert children.failures[1] == ""
+
+
+@pytest.mark.parametrize(
+    "error",
+    [NonFinite([3, 5]), OutOfMemory("no"), EngineOverloaded("busy", seconds=4.0), DeviceFailed("gone")],
+    ids=str,
+)
+def test_errors_survive_the_way_between_processes(error: Exception) -> None:
+    from multiprocessing import Pipe
+
+    ours, theirs = Pipe()
+    theirs.send(error)
+    found = ours.recv()
+    assert (type(found), str(found), vars(found)) == (type(error), str(error), vars(error))
+
+
+def test_a_child_that_dies_in_a_call_is_replaced_by_the_others(children: EnginePool, hashing: EmbeddingEngine) -> None:
+    child = child_of(children)
+    os.kill(child._process.pid, signal.SIGSTOP)  # so that its part is still there when it dies
+    call = later(lambda: children.embed_counted(TEXTS))
+    while not child._calls:
+        time.sleep(0.001)
+    child._process.kill()
+    vectors, counts = call.result(60)
+    np.testing.assert_array_equal(vectors, hashing.embed(TEXTS))
+    assert counts == hashing.count_tokens(TEXTS)
+    assert children.failures[0] == children.failed == ""
+    assert "ended with exit status -9" in children.failures[1]
+    np.testing.assert_array_equal(children.embed(TEXTS), vectors)
+
+
+def test_a_dead_child_alone_leaves_nothing_to_compute_with(children: EnginePool) -> None:
+    child = only_child(children)
+    children.embed(["oil"])
+    child._process.kill()
+    child._reader.join(60)
+    with pytest.raises(DeviceFailed, match="exit status -9"):
+        children.embed(["oil"])
+    assert "exit status -9" in children.failed
+
+
+def test_a_child_that_reports_nothing_counts_as_stalled(children: EnginePool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(child_module, "SILENT_SECONDS", 0.0)
+    child = child_of(children)
+    os.kill(child._process.pid, signal.SIGSTOP)
+    try:
+        first = children.stalled()
+        while children.stalled() <= first + 1.5:  # reports come every second
+            time.sleep(0.01)
+    finally:
+        os.kill(child._process.pid, signal.SIGCONT)
+
+
+def test_closing_ends_the_children_and_the_calls_that_wait(children: EnginePool) -> None:
+    child = only_child(children)
+    os.kill(child._process.pid, signal.SIGSTOP)
+    call = later(lambda: children.embed(TEXTS, "bulk"))
+    while not child._calls:
+        time.sleep(0.001)
+    closing = later(children.close)
+    while not child._closed:
+        time.sleep(0.001)
+    os.kill(child._process.pid, signal.SIGCONT)
+    closing.result(60)
+    assert child._process.returncode == 0
+    assert isinstance(call.exception(60), EngineClosed) or call.result().shape == (len(TEXTS), 32)
+    with pytest.raises(EngineClosed):
+        child.submit(["oil"], "bulk", input_type="document", normalize=True, counted=None)
+
+
+def test_a_child_ignores_the_signals_that_its_parent_handles(children: EnginePool) -> None:
+    child = child_of(children)
+    assert os.getsid(child._process.pid) != os.getsid(0), "Ctrl-C goes to the session's foreground"
+    child._process.send_signal(signal.SIGTERM)
+    only_child(children)
+    assert children.embed(["oil"]).shape == (1, 32)
+
+
+def test_children_end_with_a_killed_parent() -> None:
+    program = (
+        "import signal; from app.src.core.loading import EngineOptions, load_engine\n"
+        f"pool = load_engine(EngineOptions('hash:32', device={CPUS}))\n"
+        "print(pool.members[1]._process.pid, flush=True); signal.pause()"
+    )
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        child = int(parent.stdout.readline())
+        parent.kill()
+    while Path(f"/proc/{child}").exists() and "Z" not in Path(f"/proc/{child}/stat").read_text().split()[2]:
+        time.sleep(0.01)
+
+
+def test_a_watcher_sees_the_childs_queue(children: EnginePool) -> None:
+    seen: list[tuple[Any, ...]] = []
+
+    class Seeing(Watcher):
+        def queued(self, lane: Lane, texts: int) -> None:
+            seen.append(("queued", lane, texts))
+
+        def batch(self, lane: Lane, texts: int, tokens: int) -> None:
+            seen.append(("batch", lane, texts, tokens))
+
+    only_child(children)
+    children.configure_queue(watcher=Seeing())
+    children.embed(["oil leak", "pump"])
+    child_of(children).close()
+    assert [event for event in seen if event[0] == "batch"] == [("batch", "interactive", 2, 3)]
+    assert sum(event[2] for event in seen if event[0] == "queued") == 0
+
+
+def test_a_model_that_no_child_can_load_is_refused_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    child = ChildEngine(EngineOptions("hash:7", device="cpu:1"))
+    with pytest.raises(ModelNotFound, match="hash:N with N from 8 to 4096"):
+        child.load()
+    child.close()
+
+
+# -------------------------------------------------------------------------------------------------------------- loading
+
+
+def test_small_models_get_processes_and_large_ones_threads() -> None:
+    small, large = (load_engine(EngineOptions(f"hash:{size}", device=CPUS)) for size in (768, 1024))
+    with small, large:
+        assert [type(member) for member in small.members] == [EmbeddingEngine, ChildEngine]
+        assert [type(member) for member in large.members] == [EmbeddingEngine, EmbeddingEngine]
+
+
+@pytest.mark.parametrize("device", ["cpu", ["cpu"], "all", "cpu:1"])
+def test_one_device_makes_no_pool(device: Any) -> None:
+    with load_engine(EngineOptions("hash:32", device=device)) as engine:
+        assert type(engine) is EmbeddingEngine
+        assert engine.members == [engine]
+        assert engine.failures == [""]
+
+
+@pytest.mark.parametrize(
+    ("device", "why"),
+    [
+        ([], "cuda:0, cuda:1"),
+        (["cpu", "tpu"], "cuda:0, cuda:1"),
+        (["auto", "cuda:1"], "cuda:0, cuda:1"),
+        (["cpu:0", "cpu"], "twice"),
+        ("cuda,cuda:0", "twice"),
+        (["cpu", "cuda:1"], "do not compute together"),
+    ],
+)
+def test_lists_that_make_no_sense_are_refused(device: Any, why: str) -> None:
+    with pytest.raises(DeviceUnavailable, match=why):
+        load_engine(EngineOptions("hash:32", device=device))
+
+
+def test_all_cards_are_those_that_this_torch_has_kernels_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    cards = [SimpleNamespace(name=f"card {major}", major=major, minor=0, total_memory=1) for major in (8, 6, 9)]
+    for card in cards:
+        card.multi_processor_count = 80
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(cards))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", cards.__getitem__)
+    monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: ["sm_80", "sm_90"])
+    assert devices_of("all") == ["cuda:0", "cuda:2"]
+    assert detect("all").name == "card 8"
+    monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: ["sm_100"])
+    with pytest.raises(DeviceUnavailable, match="sm_100"):
+        devices_of("all")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    with pytest.raises(DeviceUnavailable, match="no CUDA device"):
+        devices_of("all")
+
+
+def test_int8_and_tensorrt_are_refused() -> None:
+    with pytest.raises(DeviceUnavailable, match="one device"):
+        load_engine(EngineOptions("hash:32", "int8", CPUS))
+
+
+@pytest.mark.parametrize("child", [False, True], ids=["threads", "process"])
+def test_a_transformer_on_two_cpus(make_folder: MakeFolder, child: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loading, "THREADS_FROM", 10_000 if child else 1)
+    options = EngineOptions(str(make_folder()), "fp32", "cpu", threads=1)
+    texts = TEXTS[:300]
+    with load_engine(options) as alone, load_engine(replace(options, device=CPUS)) as pool:
+        assert isinstance(pool, EnginePool)
+        assert isinstance(pool.members[1], ChildEngine) is child
+        vectors, counts = pool.embed_counted(texts)
+        assert (vectors * alone.embed(texts)).sum(axis=1).min() >= 0.99999
+        assert counts == alone.count_tokens(texts)
+        assert min(member.stats().computed_texts for member in pool.members) > 0
+        assert pool.fingerprint == alone.fingerprint

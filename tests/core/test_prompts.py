@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from app.src.core.backends import InputType, ModelUnsupported
 from app.src.core.backends.folder import read_folder
 from app.src.core.backends.hashing import HashingBackend
-from app.src.core.engine import EmbeddingEngine
+from app.src.core.engine import EmbeddingEngine, Engine
 from app.src.core.loading import EngineOptions, load_engine
 from tests.core.conftest import ScriptedBackend
 
@@ -55,7 +55,7 @@ def with_unigram_tokenizer(folder: Path) -> Path:
     return folder
 
 
-def engine_of(folder: Path, **options: Any) -> EmbeddingEngine:
+def engine_of(folder: Path, **options: Any) -> Engine:
     return load_engine(EngineOptions(str(folder), device="cpu", precision="fp32", **options))
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.src.core.engine import EmbeddingEngine
+from app.src.core.engine import EmbeddingEngine, Engine
 from app.src.core.loading import EngineOptions, load_engine
 from app.src.core.tokens import cut_position
 
@@ -32,7 +32,7 @@ prose = st.lists(st.sampled_from(WORDS), max_size=60).map(" ".join)
 solid = st.text(st.sampled_from("ab漢字é🦉\u200b"), max_size=80)  # nothing to cut at
 
 
-def check_pieces(engine: EmbeddingEngine, text: str, most: int, overlap: int) -> list[str]:
+def check_pieces(engine: Engine, text: str, most: int, overlap: int) -> list[str]:
     """The contract of `split`, said without looking at how it is done."""
     spans = list(engine.piece_spans(text, most, overlap))
     pieces = engine.split(text, most, overlap)

@@ -13,7 +13,7 @@ import pytest
 from app.src.core.backends import ModelUnsupported
 from app.src.core.backends.folder import Folder, find_folder, read_folder
 from app.src.core.backends.tokenizing import RustTokenizer
-from app.src.core.engine import EmbeddingEngine
+from app.src.core.engine import EmbeddingEngine, Engine
 from app.src.core.finetune.recipe import TrainingObserver
 from app.src.core.loading import EngineOptions, load_engine
 from app.src.core.onnx_export.graph import build_graph
@@ -60,7 +60,7 @@ def folder() -> Folder:
 
 
 @pytest.fixture(scope="module")
-def engine() -> Iterator[EmbeddingEngine]:
+def engine() -> Iterator[Engine]:
     with load_engine(EngineOptions(NAME, device="cpu", precision="fp32")) as engine:
         yield engine
 

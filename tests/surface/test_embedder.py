@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from app.src.core.backends import NonFinite
-from app.src.core.engine import EmbeddingEngine
+from app.src.core.engine import EmbeddingEngine, Engine
 from app.src.core.loading import EngineOptions, load_engine
 from app.src.core.tokens import TokenBatch
 from app.src.observe.metrics import Metrics
@@ -20,7 +20,7 @@ from connector.protocols import Embedder
 
 
 @pytest.fixture
-def engine() -> Iterator[EmbeddingEngine]:
+def engine() -> Iterator[Engine]:
     with load_engine(EngineOptions("hash:32")) as engine:
         yield engine
 

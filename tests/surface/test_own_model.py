@@ -13,7 +13,7 @@ import pytest
 from app.src.access.principal import OPERATOR
 from app.src.api.health import OwnModelBody
 from app.src.core import loading as engines
-from app.src.core.engine import EmbeddingEngine
+from app.src.core.engine import Engine
 from app.src.service.service import Service
 from app.src.settings import Settings
 from connector.model import ModelSource
@@ -161,7 +161,7 @@ def test_each_model_lies_in_memory_once(
     loaded: list[str] = []
     inner = engines.load_engine
 
-    def load(options: engines.EngineOptions, *more: Any) -> EmbeddingEngine:
+    def load(options: engines.EngineOptions, *more: Any) -> Engine:
         loaded.append(options.model)
         return inner(options, *more)
 
@@ -197,7 +197,7 @@ def test_experimental_kernels_are_switched_for_each_model(
     given: list[engines.EngineOptions] = []
     inner = engines.load_engine
 
-    def load(options: engines.EngineOptions, *more: Any) -> EmbeddingEngine:
+    def load(options: engines.EngineOptions, *more: Any) -> Engine:
         given.append(options)
         return inner(options, *more)
 
@@ -217,7 +217,7 @@ def test_one_that_is_loaded_waits_for_no_other(service: Service, monkeypatch: py
     loading, go_on = threading.Event(), threading.Event()
     inner = engines.load_engine
 
-    def slow(options: engines.EngineOptions, *more: Any) -> EmbeddingEngine:
+    def slow(options: engines.EngineOptions, *more: Any) -> Engine:
         loading.set()
         assert go_on.wait(60)
         return inner(options, *more)

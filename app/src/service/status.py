@@ -225,8 +225,8 @@ class Status:
         sums: dict[tuple[str, ...], dict[str, float]] = {}
         for engine in self._parts.engines_loaded:
             shown = ((engine.model, each.precision, each.path, each.profile.name) for each in engine.members)
-            for labels in dict.fromkeys(shown):  # two cards may have one name
-                yield "owl_sap_engine_info", labels, 1.0
+            for device in dict.fromkeys(shown):  # two cards may have one name
+                yield "owl_sap_engine_info", device, 1.0
             into = sums.setdefault((engine.model, engine.precision), {})
             gauges = {"token_budget": engine.token_budget, "planned_tokens": engine.planned_tokens}
             gauges["failed_devices"] = sum(map(bool, engine.failures))

@@ -19,7 +19,7 @@ from app.src.core.backends import ModelUnsupported, OutOfMemory
 from app.src.core.backends.folder import Folder
 from app.src.core.backends.torch.backend import EngineOptions
 from app.src.core.device import DeviceProfile
-from app.src.core.engine import EmbeddingEngine
+from app.src.core.engine import Engine
 from app.src.core.loading import load_engine
 from app.src.core.memory import MemoryLimits
 from app.src.core.onnx_export import optimizer, serving
@@ -83,7 +83,7 @@ def _calibrated(folder: Path | str, options: GraphOptions, texts: Sequence[str] 
     return calibrate(EngineOptions(str(folder), device="cpu"), options, MemoryLimits(), "materials", texts)
 
 
-def _engine(folder: Path, options: GraphOptions, **changed: Any) -> EmbeddingEngine:
+def _engine(folder: Path, options: GraphOptions, **changed: Any) -> Engine:
     return load_engine(EngineOptions(str(folder), device="cpu", **changed), options)
 
 
