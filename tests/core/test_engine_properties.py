@@ -6,7 +6,7 @@ import random
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from app.src.core import engine as engine_module
 from app.src.core.backends import EngineClosed, EngineError, NonFinite, OutOfMemory, Pause, TokenBatch, Vectors
 from app.src.core.engine import EmbeddingEngine
-from app.src.core.tokens import padded
+from app.src.core.tokens import LAUNCH_TOKENS, padded
 from tests.core.conftest import ScriptedBackend, batches_of
 
 FEW = settings(max_examples=25, deadline=None)
@@ -52,16 +52,17 @@ class FailsAt(ScriptedBackend):
 
 
 @FEW
-@given(st.lists(st.integers(0, 260), max_size=80), st.integers(1, 4096), st.sampled_from([1, 4, 8, 16]))
+@given(st.lists(st.integers(0, 260), max_size=80), st.integers(1, LAUNCH_TOKENS), st.sampled_from([1, 4, 8, 16]))
 def test_no_batch_could_have_taken_the_next_text(lengths: list[int], budget: int, multiple: int) -> None:
-    """Greedy over descending lengths: a batch ends only because one text more would have passed the budget."""
+    """Greedy over descending lengths: a batch of a CPU's size ends only because one text more would have passed the
+    budget."""
     plan = batches_of(lengths, budget, multiple)
     for batch in plan[:-1]:
         assert padded(lengths[batch[0]], multiple) * (len(batch) + 1) > budget
 
 
 @FEW
-@given(st.lists(st.integers(1, 260), min_size=1, max_size=80), st.integers(64, 4096))
+@given(st.lists(st.integers(1, 260), min_size=1, max_size=80), st.integers(64, LAUNCH_TOKENS // 2))
 def test_a_larger_budget_never_needs_more_batches(lengths: list[int], budget: int) -> None:
     assert len(batches_of(lengths, 2 * budget)) <= len(batches_of(lengths, budget))
 
@@ -98,6 +99,22 @@ def test_what_a_length_costs(length: int, multiple: int, cost: int) -> None:
 )
 def test_plans_by_hand(lengths: list[int], budget: int, multiple: int, plan: list[list[int]]) -> None:
     assert batches_of(lengths, budget, multiple) == plan
+
+
+@pytest.mark.parametrize(
+    ("lengths", "ends"),
+    [
+        ([512, 512, *[24] * 4], [6]),  # 4 x 488 tokens of padding are less than a launch
+        ([512, 512, *[24] * 5], [2, 7]),
+        ([512] * 20 + [256] * 20 + [24] * 40, [20, 40, 80]),
+        ([256] * 100, [100]),
+    ],
+)
+def test_a_large_padded_batch_ends_where_a_launch_costs_less_than_padding(lengths: list[int], ends: list[int]) -> None:
+    """With the budget of an H100, which holds 88 texts of 512 tokens."""
+    plan = batches_of(lengths, 45_056, 8)
+    assert list(accumulate(map(len, plan))) == ends
+    assert [position for batch in plan for position in batch] == list(range(len(lengths)))
 
 
 @pytest.mark.parametrize(
