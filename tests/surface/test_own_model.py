@@ -68,7 +68,7 @@ def test_doctor_tells_of_both_models(service: Service) -> None:
 def test_info_tells_of_both_models_and_loads_none_for_it(service: Service) -> None:
     info = service.status.info()
     assert info["model"] == "hash:64"
-    unknown = dict.fromkeys(("dimension", "max_tokens", "languages", "licence", "fingerprint", "device"))
+    unknown = dict.fromkeys(("dimension", "max_tokens", "languages", "licence", "fingerprint", "device", "devices"))
     assert info["models"] == [{"model": "hash:32", "collections": ["own"], "loaded": False} | unknown]
     service.sync.run("own")
     (own,) = service.status.info()["models"]
