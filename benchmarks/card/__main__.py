@@ -55,7 +55,7 @@ class Planned:
 
 
 PARTS: Mapping[str, Planned] = {
-    "tests": Planned(tests, 60),
+    "tests": Planned(tests, 100),
     "products": Planned(speed.products, 15),
     "minilm": Planned(partial(speed.of_model, "minilm"), 55),
     "bert-base": Planned(partial(speed.of_model, "bert-base"), 55),
