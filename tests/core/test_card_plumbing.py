@@ -261,7 +261,9 @@ def test_nothing_of_a_card_that_failed_is_freed(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr("app.src.core.backends.torch.backend.never_free", lambda *things: kept.extend(things))
     backend, card = by_way_of_a_card(True)
     downloads, encoder = backend._downloads, backend._encoder
-    assert downloads is not None and isinstance(encoder, PackedEncoder) and isinstance(encoder._uploads, CardUploads)
+    assert downloads is not None
+    assert isinstance(encoder, PackedEncoder)
+    assert isinstance(encoder._uploads, CardUploads)
     downloading, held = downloads._stream, list[weakref.ref[torch.Tensor]]()
 
     def keep_for(tensor: torch.Tensor, stream: object) -> None:

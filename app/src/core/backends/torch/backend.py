@@ -18,8 +18,16 @@ from .. import ModelInfo, OutOfMemory, Pause, Running, TokenBatch, Vectors
 from ..folder import check_files, display_name, find_folder, read_folder, sha256_of
 from ..tokenizing import RustTokenizer, TokenizingBackend
 from .encoders import Encoder, Target, load_encoder, load_exact, trial_batch, words_of
-from .process import TF32, device_errors_mapped, limited_memory, never_free, on_compute_thread, one_thread
-from .process import reserved_bytes, still_works
+from .process import (
+    TF32,
+    device_errors_mapped,
+    limited_memory,
+    never_free,
+    on_compute_thread,
+    one_thread,
+    reserved_bytes,
+    still_works,
+)
 
 if TYPE_CHECKING:
     from .staging import Downloads
