@@ -18,7 +18,16 @@ from .. import ModelInfo, OutOfMemory, Pause, Running, TokenBatch, Vectors
 from ..folder import check_files, display_name, find_folder, read_folder, sha256_of
 from ..tokenizing import RustTokenizer, TokenizingBackend
 from .encoders import Encoder, Target, load_encoder, load_exact, trial_batch, words_of
-from .process import TF32, device_errors_mapped, limited_memory, on_compute_thread, one_thread, reserved_bytes
+from .process import (
+    TF32,
+    device_errors_mapped,
+    limited_memory,
+    never_free,
+    on_compute_thread,
+    one_thread,
+    reserved_bytes,
+    still_works,
+)
 
 if TYPE_CHECKING:
     from .staging import Downloads
@@ -187,6 +196,8 @@ class TorchBackend(TokenizingBackend):
         super().close()
         if self._encoder is not None:
             TF32.release(self.profile, self._target.precision)
+        if self.profile.kind == "cuda" and not still_works(self.profile.index):
+            never_free(self._encoder, self._exact, self._downloads)
         self._encoder = self._exact = None
         self._downloads = None  # frees pinned memory; a batch in progress keeps its own
         if self.profile.kind == "cuda":
