@@ -34,6 +34,7 @@ from app.src.core.backends import (
     TokenBatch,
     Vectors,
 )
+from app.src.core.backends.tokenizing import RustTokenizer
 from app.src.core.child import ChildEngine
 from app.src.core.device import detect, devices_of
 from app.src.core.engine import EmbeddingEngine
@@ -637,6 +638,17 @@ def test_all_cards_are_those_that_this_torch_has_kernels_for(monkeypatch: pytest
 def test_int8_and_tensorrt_are_refused() -> None:
     with pytest.raises(DeviceUnavailable, match="one device"):
         load_engine(EngineOptions("hash:32", "int8", CPUS))
+
+
+def test_members_share_the_processors_for_their_tokenizers(
+    make_folder: MakeFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[tuple[int, int]] = []
+    monkeypatch.setattr(RustTokenizer, "start_workers", lambda _self, *given: started.append(given))
+    monkeypatch.setattr(loading, "THREADS_FROM", 1)
+    options = EngineOptions(str(make_folder()), "fp32", CPUS, threads=1, tokenizer_workers=3)
+    load_engine(options).close()
+    assert started == [(3, 2), (3, 2)]
 
 
 @pytest.mark.parametrize("child", [False, True], ids=["threads", "process"])
