@@ -49,6 +49,7 @@ class EngineOptions:
     padded batches, for comparison. `graphs`: on a card, replay small batches if measured faster.
     `experimental_kernels`: on a card, try fused kernels, which no card has run yet; `path_reason` names those that were
     taken. `tokenizer_workers`: processes that tokenise large calls; None: none on a CPU, on a card up to four.
+    `engines`: how many engines share this machine's processors; `load_engine` sets it.
     """
 
     model: str = "all-MiniLM-L6-v2"
@@ -66,6 +67,7 @@ class EngineOptions:
     memory_fraction: float = 0.8  # of the card's memory, for this process; that of the last load counts
     reserve_mb: int = 512  # of it, left free
     tokenizer_workers: int | None = None
+    engines: int = 1
 
 
 class TorchBackend(TokenizingBackend):
