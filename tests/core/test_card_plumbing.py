@@ -630,8 +630,8 @@ def test_without_an_attention_for_borders_a_card_takes_the_faster_of_packed_and_
 ) -> None:
     """As where the card's kernels fail: a launch for each length and layer may take longer than padding."""
     now = [0.0]
-    monkeypatch.setattr("app.src.core.backends.torch.encoders.time.perf_counter", lambda: now[0])
-    monkeypatch.setattr("app.src.core.backends.torch.packed.finish", lambda profile: None)
+    monkeypatch.setattr("app.src.core.backends.torch.process.time.perf_counter", lambda: now[0])
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda index: None)
 
     class Timed:
         attention, attention_reason = staticmethod(runs_of_equal_length), "runs of equal length"
@@ -658,7 +658,7 @@ def test_without_an_attention_for_borders_a_card_takes_the_faster_of_packed_and_
 def test_the_long_ladder_is_for_compute_capability_9(monkeypatch: pytest.MonkeyPatch, minilm: EmbeddingEngine) -> None:
     given: list[int] = []
 
-    def remember(graphed: Any, finish: Any, trial: Any, ladder: Any) -> Any:
+    def remember(graphed: Any, clock: Any, trial: Any, ladder: Any) -> Any:
         given.append(max(ladder))
         return graphed, "measured"
 
@@ -840,7 +840,7 @@ def test_after_a_recording_that_failed_memory_comes_back() -> None:
 def test_graphs_pay_up_to_the_size_to_which_they_measure_faster(monkeypatch: pytest.MonkeyPatch) -> None:
     """Replaying takes 1 ms and a token 1/1,000 ms more; computing 2 ms at least."""
     clock = [0.0]
-    monkeypatch.setattr("app.src.core.backends.torch.graphs.time.perf_counter", lambda: clock[0])
+    monkeypatch.setattr("app.src.core.backends.torch.process.time.perf_counter", lambda: clock[0])
 
     class Model:
         path, longest = "packed", 512

@@ -235,7 +235,7 @@ def test_graphs_are_used_where_they_measure_faster(
     encoder: PackedEncoder, monkeypatch: pytest.MonkeyPatch, computing: float, replaying: float, used: bool
 ) -> None:
     clock = Clock()
-    monkeypatch.setattr("app.src.core.backends.torch.graphs.time.perf_counter", clock)
+    monkeypatch.setattr("app.src.core.backends.torch.process.time.perf_counter", clock)
 
     class Slow(Counting):
         longest = 512
@@ -301,7 +301,7 @@ class Slow(Counting):
 @pytest.fixture
 def slow(monkeypatch: pytest.MonkeyPatch) -> Slow:
     clock = Clock()
-    monkeypatch.setattr("app.src.core.backends.torch.graphs.time.perf_counter", clock)
+    monkeypatch.setattr("app.src.core.backends.torch.process.time.perf_counter", clock)
     return Slow(clock)
 
 
