@@ -23,9 +23,9 @@ from app.src.core.backends.torch.backend import EngineOptions, TorchBackend
 from app.src.core.backends.torch.encoders import Target, load_encoder, trial_batch
 from app.src.core.backends.torch.graphs import GraphedEncoder, cuda_recorder, with_graphs
 from app.src.core.backends.torch.packed import Layout, PackedEncoder, runs_of_equal_length
-from app.src.core.backends.torch.process import device_errors_mapped, on_compute_thread
+from app.src.core.backends.torch.process import device_clock, device_errors_mapped, on_compute_thread
 from app.src.core.backends.torch.staging import CardUploads, CudaCard, Downloads, HostUploads
-from app.src.core.device import DeviceProfile
+from app.src.core.device import DeviceProfile, detect
 from app.src.core.engine import EmbeddingEngine
 from app.src.core.memory import HEADROOM, DeviceMemory, MemoryLimits, T4MemoryManager, memory_of
 from tests.core.conftest import MINILM, ScriptedBackend
@@ -712,7 +712,7 @@ def test_graphs_are_tried_within_a_small_vocabulary() -> None:
     for words in (60, 500, 30_522):
         model: Any = Model()
         trial = partial(trial_batch, longest=model.longest, words=words)
-        with_graphs(GraphedEncoder(model, record, HostUploads()), lambda: None, trial)
+        with_graphs(GraphedEncoder(model, record, HostUploads()), device_clock(detect("cpu")), trial)
         assert 0 < max(seen) < words
         seen.clear()
 
@@ -874,7 +874,7 @@ def test_graphs_pay_up_to_the_size_to_which_they_measure_faster(monkeypatch: pyt
 
     model: Any = Model()
     trial = partial(trial_batch, longest=model.longest, words=1000)
-    best, reason = with_graphs(Graphed(model, record, HostUploads()), lambda: None, trial)
+    best, reason = with_graphs(Graphed(model, record, HostUploads()), device_clock(detect("cpu")), trial)
     assert "up to 512 tokens" in reason
     assert sizes[:4] == [32, 128, 512, 1024]
     assert sizes[4:] == [512, 384, 256, 192, 128, 96, 64, 48, 32, 16]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import pickle
 import signal
 import socket
 import subprocess
@@ -13,7 +14,6 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
-from multiprocessing.connection import Connection
 from typing import Any
 
 from .device import EngineError
@@ -24,6 +24,7 @@ _COMMAND = (
     "from {serve.__module__} import {serve.__name__} as serve; run(serve, int(sys.argv[1]))"
 )
 Progress = Callable[[Any], object]
+ENDED = (EOFError, OSError, pickle.UnpicklingError)  # the last one within a message
 
 
 class ChildProcess:
@@ -45,7 +46,6 @@ class ChildProcess:
         self._reported, self._error = reported, error
         self._calls: dict[int, tuple[Future[Any], Progress | None]] = {}
         self._numbers = itertools.count(1)
-        self._sending = threading.Lock()
         self.ended = False
         ours, theirs = socket.socketpair()
         with theirs:
@@ -57,7 +57,7 @@ class ChildProcess:
                 stderr=stderr,
                 start_new_session=True,  # Ctrl-C reaches this process only
             )
-        self._connection = Connection(ours.detach())
+        self._messages = _Messages(ours)
         self._reader = threading.Thread(target=self._read, name="owl-sap-child", daemon=True)
         self._reader.start()
 
@@ -93,13 +93,13 @@ class ChildProcess:
             self._send((number, None))
 
     def _send(self, message: object) -> None:
-        with self._sending, suppress(OSError):  # when the child is dead, the reader fails the calls
-            self._connection.send(message)
+        with suppress(*ENDED, ValueError):  # of a dead child (closed files): the reader fails its calls
+            self._messages.send(message)
 
     def _read(self) -> None:
-        with suppress(OSError, EOFError):
+        with suppress(*ENDED):
             while True:
-                number, content, last = self._connection.recv()
+                number, content, last = self._messages.receive()
                 if not number:
                     if self._reported is not None:
                         self._reported(content)
@@ -109,8 +109,7 @@ class ChildProcess:
                     elif call[1] is not None:
                         call[1](content)
         self.process.wait()
-        with self._sending:
-            self._connection.close()
+        self._messages.close()
         self.ended = True
         self._fail_calls()
 
@@ -132,13 +131,12 @@ def _settle(future: Future[Any], content: Any) -> None:
 class Calls:
     """The parent's calls, in the child process. Thread-safe, but for the iteration."""
 
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
-        self._sending = threading.Lock()
+    def __init__(self, messages: _Messages) -> None:
+        self._messages = messages
 
     def __iter__(self) -> Iterator[tuple[int, Any]]:
         """Yield number and content of each call until the parent closes; content None cancels a call."""
-        while (message := self._connection.recv()) is not None:
+        while (message := self._messages.receive()) is not None:
             yield message
 
     def answer(self, number: int, content: object, *, last: bool = True) -> None:
@@ -146,13 +144,35 @@ class Calls:
         if isinstance(content, Exception):
             known = isinstance(content, EngineError) or type(content).__module__ == "builtins"
             content = content if known else EngineError(f"{type(content).__name__}: {content}")
+        self._messages.send((number, content, last))
+
+
+class _Messages:
+    """Pickles over a socket. Sending is thread-safe. Raises ENDED if the other process has ended."""
+
+    def __init__(self, end: socket.socket) -> None:
+        self._in, self._out = end.makefile("rb"), end.makefile("wb")
+        end.close()  # the files keep it open
+        self._sending = threading.Lock()
+
+    def send(self, message: object) -> None:
+        content = pickle.dumps(message, 5)
         with self._sending:
-            self._connection.send((number, content, last))
+            self._out.write(content)
+            self._out.flush()
+
+    def receive(self) -> Any:
+        return pickle.load(self._in)
+
+    def close(self) -> None:
+        with self._sending, suppress(*ENDED):
+            self._in.close()
+            self._out.close()
 
 
 def run(serve: Callable[[Calls], None], descriptor: int) -> None:
     """Serve the parent over its socket, in the child process, until `serve` returns or the parent has ended."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a service manager sends it to all processes of a service
-    with suppress(EOFError, OSError):  # the parent has ended
-        serve(Calls(Connection(descriptor)))
+    with suppress(*ENDED):
+        serve(Calls(_Messages(socket.socket(fileno=descriptor))))
     os._exit(0)  # without waiting for threads, one of which may hang in the driver
