@@ -25,17 +25,16 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 from app.src.benchmark.harness import Figure, Report
-from app.src.core.nvml import snapshot
 
 from . import details, failures, speed
 from .models import minilm
-from .run import Part, PartFailed, Run, apart
+from .run import Part, PartFailed, Run, apart, described
 from .tests import tests
 
 LEAST_SECONDS = 3.0  # a part is not begun with less
@@ -55,7 +54,7 @@ class Planned:
 
 
 PARTS: Mapping[str, Planned] = {
-    "tests": Planned(tests, 60),
+    "tests": Planned(tests, 100),
     "products": Planned(speed.products, 15),
     "minilm": Planned(partial(speed.of_model, "minilm"), 55),
     "bert-base": Planned(partial(speed.of_model, "bert-base"), 55),
@@ -74,27 +73,6 @@ PARTS: Mapping[str, Planned] = {
     "processes": Planned(failures.processes, 20),
     "sanitizer": Planned(failures.sanitizer, 40),
 }
-
-
-def described(run: Run) -> Iterator[dict[str, object]]:
-    """Yield what the report says of the device. Makes the model that most parts need."""
-    run.folder_of("minilm")
-    profile = run.profile
-    about: dict[str, object] = {"device": profile.torch_name}
-    if profile.kind == "cuda":
-        import torch
-
-        torch.ones(1, device=profile.torch_name)
-        found = snapshot()
-        about |= {
-            "card": profile.name,
-            "cards": torch.cuda.device_count(),
-            "compute_capability": profile.dotted_capability,
-            "card_memory_bytes": profile.memory_bytes,
-            "driver": found.driver_version or found.reason,
-            "torch_cuda": torch.version.cuda,
-        }
-    yield about
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:

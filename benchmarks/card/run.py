@@ -21,6 +21,7 @@ from app.src.core.agreement import agreement
 from app.src.core.device import DeviceProfile, detect
 from app.src.core.engine import EmbeddingEngine
 from app.src.core.loading import EngineOptions, load_engine
+from app.src.core.nvml import snapshot
 
 from .models import SHAPES, TINY, Shape, make, minilm
 
@@ -77,6 +78,27 @@ class Run:
 
 # Yields figures; and sentences, which become notes of the report.
 Part = Callable[[Run], Iterable[Figure | str]]
+
+
+def described(run: Run) -> Iterator[dict[str, object]]:
+    """Yield what the report says of the device. Makes the model that most parts need."""
+    run.folder_of("minilm")
+    profile = run.profile
+    about: dict[str, object] = {"device": profile.torch_name}
+    if profile.kind == "cuda":
+        import torch
+
+        torch.ones(1, device=profile.torch_name)
+        found = snapshot()
+        about |= {
+            "card": profile.name,
+            "cards": torch.cuda.device_count(),
+            "compute_capability": profile.dotted_capability,
+            "card_memory_bytes": profile.memory_bytes,
+            "driver": found.driver_version or found.reason,
+            "torch_cuda": torch.version.cuda,
+        }
+    yield about
 
 
 class WrongVectors(Exception):

@@ -406,8 +406,9 @@ class Limits:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Info:
-    """`device`, `settings`: the device, and the settings chosen for it, with reasons. `models`: the collections' own
-    models; `languages`: ISO 639-1 codes of the model's. The last three are empty for an older service."""
+    """`device`, `settings`: the device (the first of several), and the settings chosen for it, with reasons. `models`:
+    the collections' own models; `languages`: ISO 639-1 codes of the model's; `devices`: all, `failed` says why one
+    computes nothing. The last four are empty for an older service."""
 
     version: str
     model: str
@@ -422,6 +423,7 @@ class Info:
     models: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     languages: list[str] = dataclasses.field(default_factory=list)
     licence: str = ""
+    devices: list[dict[str, Any]] = dataclasses.field(default_factory=list)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

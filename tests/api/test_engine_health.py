@@ -196,7 +196,10 @@ def test_a_store_that_hangs(client: Client, synced: Service, monkeypatch: pytest
     assert told("owl_sap_ready", {"check": "store"}) == 1
 
 
-def test_the_process_ends_for_its_supervisor_if_asked_to(synced: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", [WorkerDied, DeviceFailed])
+def test_the_process_ends_for_its_supervisor_if_asked_to(
+    synced: Service, monkeypatch: pytest.MonkeyPatch, kind: type[Exception]
+) -> None:
     """Where nobody looks at liveness, as compose does not."""
     document = synced.settings.model_dump(by_alias=True)
     api = document["api"] | {"exit_when_stuck": True}
@@ -204,10 +207,13 @@ def test_the_process_ends_for_its_supervisor_if_asked_to(synced: Service, monkey
     last_resort = Mock()
     monkeypatch.setattr(threading, "Timer", last_resort)
     monkeypatch.setattr(server, "_STUCK_TICKS", 1)
-    monkeypatch.setattr(synced.readiness, "beyond_help", lambda: "the card is gone")
+    if kind is DeviceFailed:
+        monkeypatch.setattr(synced.parts, "_failed", "the card is gone")
+    else:
+        monkeypatch.setattr(synced.readiness, "beyond_help", lambda: "the card is gone")
     frozen = []
     try:
-        with pytest.raises(WorkerDied, match=r"api\.exit_when_stuck.*the card is gone"):
+        with pytest.raises(kind, match=r"api\.exit_when_stuck.*the card is gone"):
             server.serve(synced, "127.0.0.1", 0, lambda _: frozen.append(gc.get_freeze_count()))
     finally:
         gc.unfreeze()

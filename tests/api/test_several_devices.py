@@ -35,7 +35,7 @@ def test_a_service_goes_on_with_the_devices_that_work(service: Service, source: 
         child._reader.join(60)
         ready = client.get("/health/ready")
         assert ready.status_code == 200
-        assert "CPU computes nothing more until the service is restarted" in ready.json()["note"]
+        assert "CPU (cpu) computes nothing more until the service is restarted" in ready.json()["note"]
         assert client.get("/health/live").status_code == 200
         assert "exit status -9" in client.get("/v1/info").json()["devices"][1]["failed"]
         assert f"{failed} 1.0" in client.get("/metrics").text

@@ -194,6 +194,20 @@ def test_what_the_time_does_not_reach_is_named(tmp_path: Path) -> None:
     assert (figure["name"], figure["error"]) == ("products", "not run: out of time")
 
 
+def test_where_a_fork_breaks_cuda_each_part_starts_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def only_spawned(start: str, work: Any, ends: float) -> Iterator[Any]:
+        if start == "fork":
+            raise PartFailed("RuntimeError: CUDA error: initialization error")
+        return apart(start, work, ends)
+
+    monkeypatch.setattr(card, "apart", only_spawned)
+    monkeypatch.setattr(card, "PARTS", {"products": card.PARTS["products"]})
+    assert card.run_all(given(tmp_path)) == 0
+    found = json.loads((tmp_path / "card.json").read_text(encoding="utf-8"))
+    assert found["options"]["start"] == "spawn"
+    assert any(figure["name"] == "products, fp32, 128" for figure in found["figures"])
+
+
 def test_another_process_that_dies_or_hangs_is_told() -> None:
     far = time.monotonic() + 60
     with pytest.raises(PartFailed, match="exit code 9"):

@@ -376,6 +376,7 @@ def test_drivers_and_cuda_builds(driver_version: str, cuda: str, floor: int | No
 def test_a_real_card_tells_what_torch_and_nvidia_smi_tell() -> None:
     import torch
 
+    pytest.importorskip("pynvml", reason="needs the package nvidia-ml-py")
     found = nvml.snapshot_within(10)
     assert found.reason is None
     device = next(each for each in found.devices if each.name == torch.cuda.get_device_name(0))

@@ -18,7 +18,7 @@ from app.src.core.backends.torch.encoders import trial_tokens
 from app.src.core.backends.torch.graphs import FAST_LADDER, GraphedEncoder, cuda_recorder
 from app.src.core.backends.torch.packed import Layout, PackedEncoder, candidates, choose, runs_of_equal_length
 from app.src.core.backends.torch.process import TF32
-from app.src.core.backends.torch.staging import CudaCard, Downloads, uploads_for
+from app.src.core.backends.torch.staging import SLOTS, CudaCard, Downloads, uploads_for
 from app.src.core.device import DeviceProfile, detect
 from app.src.core.memory import T4MemoryManager
 from app.src.core.scan import CardScan
@@ -53,7 +53,8 @@ def test_numbers_come_back_from_a_card(device: torch.device) -> None:
 def test_launching_on_a_card_does_not_wait(device: torch.device) -> None:
     card, downloads = CudaCard(device), Downloads(CudaCard(device))
     with torch.inference_mode():
-        downloads.fetch(torch.ones(8, 8, device=device))()
+        for _ in range(SLOTS):
+            downloads.fetch(torch.ones(8, 8, device=device))()  # pins memory, which may wait for the card
         torch.cuda._sleep(500_000_000)  # type: ignore[no-untyped-call]  # cycles: some tenths of a second
         pending = downloads.fetch(torch.ones(8, 8, device=device))
         assert not card.computing().query(), "the device had time to come to its end"

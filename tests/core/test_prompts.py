@@ -156,7 +156,7 @@ def test_pooling_without_the_prompt_is_refused(make_folder: MakeFolder, stack: t
 
 
 @pytest.fixture(scope="module", params=["wordpiece", "unigram"])
-def prompted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddingEngine]:
+def prompted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     from app.src.core.backends.folder import find_folder
     from tests.core.conftest import make_tiny_folder
 

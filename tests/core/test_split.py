@@ -41,6 +41,7 @@ def check_pieces(engine: Engine, text: str, most: int, overlap: int) -> list[str
     for (begin, stop), (following, end) in pairwise(spans):
         assert begin < following <= stop <= end, "no gap, no standing still, no way back"
     assert max(engine.count_tokens(pieces)) <= most
+    assert isinstance(engine, EmbeddingEngine)
     tokens = engine._backend.offsets(text)  # tokens of the whole text: half a word alone may have more
     for (_, stop), (following, _) in pairwise(spans):
         assert sum(following <= start < stop for start, _ in tokens) <= overlap

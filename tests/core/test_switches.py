@@ -98,7 +98,7 @@ def test_an_engine_that_cannot_be_made_closes_its_backend(monkeypatch: pytest.Mo
         def used_bytes(self) -> int:
             raise OutOfMemory("planted")
 
-        def start_tokenizers(self, workers: int | None) -> None: ...
+        def start_tokenizers(self, *_: object) -> None: ...
 
         def close(self) -> None:
             closed.append(True)

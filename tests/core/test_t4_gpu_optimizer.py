@@ -117,7 +117,7 @@ def test_table_for_people() -> None:
     [
         ("--sizes", ["31", "32769", "64,16", "", "64,", "x", "1e3", "1"]),
         ("--duration", ["0", "-1", "nan", "inf", "x", "3601"]),
-        ("--device", ["gpu", "cpu:1", "cuda:99"]),
+        ("--device", ["gpu", "cpu:x", "cuda:99"]),
         ("--model", ["no/such-model", "all-MiniLM-L6-v22", "", "/no/such/folder"]),
     ],
 )

@@ -175,6 +175,7 @@ def test_a_card_has_workers_and_a_cpu_none(monkeypatch: pytest.MonkeyPatch) -> N
     for processors, wanted in ((1, 0), (2, 1), (4, 2), (16, 4)):
         monkeypatch.setattr(tokenizer_workers, "processors", lambda number=processors: number)
         assert (default_workers("cuda"), default_workers("cpu")) == (wanted, 0)
+    assert (default_workers("cuda", 4), default_workers("cuda", 8)) == (2, 1)
 
 
 def test_an_engine_with_workers_gives_the_same_vectors(make_folder: MakeFolder) -> None:

@@ -42,6 +42,7 @@ from app.src.access.rates import Rates
 from app.src.api import agents, console, embeddings, errors, generations, health, jobs, openapi, search, tables
 from app.src.api.guard import Ending, Guard
 from app.src.api.requests import Executors
+from app.src.core.backends import DeviceFailed
 from app.src.core.queue import WorkerDied
 from app.src.observe.metrics import CONTENT_TYPE, Sample
 from app.src.service.service import Service
@@ -425,7 +426,8 @@ def serve(service: Service, host: str, port: int, announce: Callable[[str], None
     passed = 0.0 if server.asked is None else time.monotonic() - server.asked
     service.jobs.close(max(0.5, api.shutdown_seconds - passed))  # to finish their current batch
     if server.stuck is not None:
-        raise WorkerDied(f"ended, for a supervisor to start it again (setting api.exit_when_stuck): {server.stuck}")
+        kind = DeviceFailed if service.parts.failed else WorkerDied
+        raise kind(f"ended, for a supervisor to start it again (setting api.exit_when_stuck): {server.stuck}")
 
 
 def bound(host: str, port: int) -> socket.socket:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from .backends.hashing import PREFIX as HASHING
 from .backends.hashing import HashingBackend
-from .backends.tokenizer_workers import default_workers
 from .backends.tokenizing import TokenizingBackend
 from .backends.torch.backend import EngineOptions as EngineOptions
 from .backends.torch.backend import TorchBackend
@@ -37,7 +36,7 @@ def load_engine(options: EngineOptions, onnx: GraphOptions | None = None) -> Eng
     if options.model.startswith(HASHING) and options.device == "all":
         options = replace(options, device="cpu")  # needs no card
     devices = devices_of(options.device)
-    each = [replace(options, device=device) for device in devices]
+    each = [replace(options, device=device, engines=len(devices)) for device in devices]
     return _load(each[0], onnx) if len(each) == 1 else _pool(each, onnx)
 
 
@@ -48,9 +47,6 @@ def _pool(each: Sequence[EngineOptions], onnx: GraphOptions | None) -> EnginePoo
             "int8 and TensorRT use one device, because a calibrated graph belongs to one card: choose another "
             "[embedding] precision, switch [tensorrt] enabled off, or name one device"
         )
-    if each[0].tokenizer_workers is None:
-        workers = default_workers(str(each[0].device).partition(":")[0]) // len(each)
-        each = [replace(options, tokenizer_workers=workers) for options in each]
     with ExitStack() as loaded:
         first = loaded.enter_context(_load(each[0], None))
         if first.dimension < THREADS_FROM:
@@ -76,7 +72,7 @@ def _load(options: EngineOptions, onnx: GraphOptions | None) -> EmbeddingEngine:
         return EmbeddingEngine(HashingBackend(options.model, *prompts), limits)
     backend = _backend(options, onnx, limits)
     try:
-        backend.start_tokenizers(options.tokenizer_workers)
+        backend.start_tokenizers(options.tokenizer_workers, options.engines)
         return EmbeddingEngine(backend, limits)
     except BaseException:
         backend.close()

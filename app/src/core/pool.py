@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 import threading
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
+from typing import NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,14 +17,16 @@ from numpy.typing import NDArray
 from .backends import DeviceFailed, EngineClosed, InputType, NonFinite, Vectors
 from .child import ChildEngine
 from .engine import EmbeddingEngine, Engine, divided, strings
-from .queue import SMALL_SHARE, EngineOverloaded, EngineStats, Lane, Watcher, WorkerDied
+from .queue import SMALL_SHARE, WINDOW, EngineOverloaded, EngineStats, Lane, Watcher, WorkerDied
 
 # A large call is divided into parts, but not below the share of a batch from which a request counts as bulk work.
-# Several parts for each device even out devices of different speed; IN_FLIGHT of a call wait at each.
+# Several parts for each device even out devices of different speed; IN_FLIGHT of a call wait at each. A part of a very
+# large call fills the window of texts that a queue sorts by length.
 PARTS, IN_FLIGHT = 4, 2
 CHARACTERS = 4  # of a token, about
-# Errors that say nothing about the texts: another member computes them, and this one gets no more work.
-MEMBER_LOST = (DeviceFailed, WorkerDied, EngineClosed)
+MEMBER_LOST = (DeviceFailed, EngineClosed)  # such a member gets no more work, and neither does one that says `failed`
+# Errors that say nothing about the texts: another member computes them.
+OF_MEMBER = (*MEMBER_LOST, WorkerDied, EngineOverloaded)
 
 Member = EmbeddingEngine | ChildEngine
 _log = logging.getLogger(__name__)
@@ -32,7 +35,8 @@ _log = logging.getLogger(__name__)
 class EnginePool(Engine):
     """Gives each part of a call to the member with the fewest waiting characters.
 
-    Runs on as long as one member works; a member that has failed gets no work again. The first member must be in this
+    Runs on as long as one member works; a member that has failed gets no work again. A call is refused as overload if
+    all members refuse it. The first member must be in this
     process: it also counts and splits. Each member has a device and a queue of its own.
     """
 
@@ -47,6 +51,7 @@ class EnginePool(Engine):
         self._waiting = dict.fromkeys(self.members, 0)  # characters
         self._lost: dict[Member, str] = {}
         self._counts = Counter[str]()
+        self._watcher = Watcher()
         self._closed = False
 
     # -- vectors
@@ -95,10 +100,10 @@ class EnginePool(Engine):
 
     def _parts(self, texts: Sequence[str]) -> list[tuple[int, int]]:
         """Return the start and end of each part of a call."""
-        total = sum(map(len, texts)) + len(texts)
-        least = int(self._first.planned_tokens * SMALL_SHARE * CHARACTERS)
-        each = max(least, -(-total // (PARTS * len(self._working()))))
-        return divided(texts, each) if total >= 2 * least else [(0, len(texts))][: len(texts)]
+        total, batch = sum(map(len, texts)), CHARACTERS * self._first.planned_tokens
+        least = int(SMALL_SHARE * batch)
+        each = min(max(least, -(-total // (PARTS * len(self._working())))), WINDOW * batch)
+        return divided(texts, each, least=each) if total >= 2 * least else [(0, len(texts))][: len(texts)]
 
     # -- members
 
@@ -108,37 +113,52 @@ class EnginePool(Engine):
 
     @property
     def failures(self) -> list[str]:
-        return [self._lost.get(member) or member.failed for member in self.members]
+        return list(map(self._failure, self.members))
 
     @property
     def failed(self) -> str:
-        return "; ".join(self.failures) if all(self.failures) else ""
+        return "; ".join(failures) if all(failures := self.failures) else ""
+
+    def _failure(self, member: Member) -> str:
+        return self._lost.get(member) or member.failed
 
     def _working(self) -> list[Member]:
         """Return the members that can compute. Raises DeviceFailed if there is none."""
-        if failed := self.failed:
-            raise DeviceFailed(failed)
-        return [member for member, failure in zip(self.members, self.failures, strict=True) if not failure]
+        working = [member for member in self.members if not self._failure(member)]
+        if not working:
+            raise DeviceFailed(self.failed)
+        return working
 
-    def reserve(self, size: int) -> Member:
-        """Return the member with the least work, and count `size` characters more."""
+    def reserve(self, size: int, lane: Lane | None, tried: Collection[Member]) -> Member | None:
+        """Return the member with the least work that was not `tried`, and count `size` characters more; None if there
+        is none. Raises DeviceFailed if no member works."""
         with self._lock:
-            member = min(self._working(), key=self._waiting.__getitem__)
-            self._waiting[member] += size
+            members = [member for member in self._working() if member not in tried]
+            # Of equal ones, bulk work goes to a child process, because the first member tokenises in the caller's
+            # thread; a search goes to the first one, because the way to a child takes longer.
+            members = members[::-1] if lane == "bulk" else members
+            member = min(members, key=self._waiting.__getitem__, default=None)
+            if member is not None:
+                self._waiting[member] += size
         return member
 
     def release(self, member: Member, size: int, error: BaseException | None = None) -> bool:
-        """Count `size` characters less; return whether another member should compute them, because this one has failed:
-        it gets no more work."""
+        """Count `size` characters less; return whether another member should compute them because of this error."""
         with self._lock:
             self._waiting[member] -= size
-            if self._closed or not isinstance(error, MEMBER_LOST):
+            if self._closed or not isinstance(error, OF_MEMBER):
                 return False
-            known = member in self._lost
-            self._lost.setdefault(member, str(error))
-        if not known:
+            lost = member not in self._lost and (isinstance(error, MEMBER_LOST) or bool(member.failed))
+            if lost:
+                self._lost[member] = str(error)
+        if lost:
             _log.error("%s computes nothing more on %s: %s", self.model, member.profile.torch_name, error)
         return True
+
+    def refuse(self, error: EngineOverloaded) -> NoReturn:
+        """Raise the error of a call that all members have refused."""
+        self._watcher.refused()
+        raise error
 
     # -- tokens
 
@@ -151,8 +171,9 @@ class EnginePool(Engine):
     # -- the queues
 
     def configure_queue(self, *, max_wait: float | None = None, watcher: Watcher | None = None) -> None:
+        self._watcher = watcher or self._watcher
         for member in self.members:
-            member.configure_queue(max_wait=max_wait, watcher=watcher)
+            member.configure_queue(max_wait=max_wait, watcher=_ButRefusals(self._watcher))
 
     def check_room(self, texts: Sequence[str]) -> None:
         crowded = None
@@ -162,7 +183,7 @@ class EnginePool(Engine):
             except EngineOverloaded as error:
                 crowded = error
         assert crowded is not None
-        raise crowded
+        self.refuse(crowded)
 
     @property
     def token_budget(self) -> int:
@@ -185,11 +206,11 @@ class EnginePool(Engine):
 
     def stalled(self) -> float:
         """Return the longest time of a working member."""
-        return max(member.stalled() for member in self._working()) if not self.failed else 0.0
+        return max((member.stalled() for member in self.members if not self._failure(member)), default=0.0)
 
     @property
     def deaths(self) -> int:
-        return max(member.deaths for member in self._working()) if not self.failed else 0
+        return max((member.deaths for member in self.members if not self._failure(member)), default=0)
 
     def _check_open(self) -> None:
         if self._closed:
@@ -203,7 +224,7 @@ class EnginePool(Engine):
 
 @dataclass(eq=False, slots=True)
 class _Part:
-    """Texts for one member, or for another one if it fails."""
+    """Texts for one member, or for another one if it cannot compute them."""
 
     pool: EnginePool
     texts: Sequence[str]
@@ -212,12 +233,12 @@ class _Part:
     normalize: bool
     counted: Callable[[list[int]], None] | None  # None after it was called
     answer: Future[Vectors] = field(default_factory=Future)
+    tried: list[Member] = field(default_factory=list)
 
-    def queue(self) -> Future[Vectors]:
-        """Queue the texts at the member with the least work. Raises its errors."""
+    def queue(self, error: BaseException | None = None) -> Future[Vectors]:
+        """Queue the texts at the member with the least work. Raises its errors; `error` if all were tried."""
         size = sum(map(len, self.texts)) + len(self.texts)
-        while True:
-            member = self.pool.reserve(size)
+        while (member := self.pool.reserve(size, self.lane, self.tried)) is not None:
             try:
                 future = member.submit(
                     self.texts,
@@ -226,13 +247,19 @@ class _Part:
                     normalize=self.normalize,
                     counted=None if self.counted is None else self._count,
                 )
-            except BaseException as error:
-                if not self.pool.release(member, size, error):
+            except BaseException as refused:
+                if not self.pool.release(member, size, refused):
                     raise
+                self.tried.append(member)
+                error = refused
             else:
                 self.answer.add_done_callback(partial(_cancel, future))
                 future.add_done_callback(partial(self._answered, member, size))
                 return self.answer
+        assert error is not None
+        if isinstance(error, EngineOverloaded):
+            self.pool.refuse(error)
+        raise error
 
     def _count(self, counts: list[int]) -> None:
         counted, self.counted = self.counted, None
@@ -242,8 +269,9 @@ class _Part:
     def _answered(self, member: Member, size: int, future: Future[Vectors]) -> None:
         error = None if future.cancelled() else future.exception()
         if self.pool.release(member, size, error):
+            self.tried.append(member)
             try:
-                self.queue()
+                self.queue(error)
                 return
             except Exception as another:
                 error = another
@@ -252,6 +280,14 @@ class _Part:
                 self.answer.set_result(future.result())
             else:
                 self.answer.set_exception(error)
+
+
+class _ButRefusals(Watcher):
+    """Passes on all events but refusals: another member may accept the call."""
+
+    def __init__(self, watcher: Watcher) -> None:
+        for name in ("queued", "began", "batch"):
+            setattr(self, name, getattr(watcher, name))
 
 
 def _cancel(future: Future[Vectors], answer: Future[Vectors]) -> None:

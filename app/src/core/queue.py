@@ -753,10 +753,10 @@ class EmbeddingQueue:
             try:
                 vectors = begun()
             except Exception as error:
-                traceback.clear_frames(error.__traceback__)  # else the error would keep the batch's tensors alive
                 if isinstance(error, DeviceFailed):
                     self._fail_device(error)
                     return
+                traceback.clear_frames(error.__traceback__)  # else the error would keep the batch's tensors alive
                 if isinstance(error, OutOfMemory):
                     plan = self._runner.smaller(texts.lengths) if len(texts) > 1 else []
                 else:

@@ -258,7 +258,8 @@ class Parts:
     def half_failed(self) -> str:
         """Return which devices compute nothing more while others of the same model go on; "" if there are none."""
         return "; ".join(
-            f"{member.profile.name} computes nothing more until the service is restarted: {failure}"
+            f"{member.profile.name} ({member.profile.torch_name}) computes nothing more until the service is "
+            f"restarted: {failure}"
             for engine in self.engines_loaded
             for member, failure in zip(engine.members, engine.failures, strict=True)
             if failure and not engine.failed

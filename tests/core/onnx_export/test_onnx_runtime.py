@@ -16,7 +16,7 @@ from app.src.core.backends.torch.backend import EngineOptions
 from app.src.core.device import DeviceProfile
 from app.src.core.engine import EmbeddingEngine
 from app.src.core.loading import load_engine
-from app.src.core.memory import MemoryLimits
+from app.src.core.memory import MemoryLimits, memory_of
 from app.src.core.onnx_export.cache import GRAPH
 from app.src.core.onnx_export.serving import CPU, CUDA, TENSORRT, GraphOptions, GraphServing
 from app.src.core.tokens import TokenBatch
@@ -105,6 +105,15 @@ def test_on_a_card_rectangles_are_filled_up_but_never_beyond_the_positions(plain
         recording.shapes.clear()
         backend.forward(backend.tokenize([" ".join(["pump"] * words)]))
         assert recording.shapes == [(1, width)]
+
+
+def test_on_a_card_its_weights_are_held(plain: OnnxRuntimeBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    card = DeviceProfile.of_card("Tesla T4")
+    monkeypatch.setattr(OnnxRuntimeBackend, "free_bytes", lambda backend: 0)
+    size = (plain.folder.path / "model.safetensors").stat().st_size
+    with EmbeddingEngine(replace(plain, profile=card)), EmbeddingEngine(replace(plain)):
+        assert (memory_of(card).held_bytes, memory_of(plain.profile).held_bytes) == (size, 0)
+    assert memory_of(card).held_bytes == 0
 
 
 def test_rows_that_are_not_finite_are_computed_again_in_fp32(plain: OnnxRuntimeBackend) -> None:

@@ -96,6 +96,10 @@ class OnnxRuntimeBackend(TokenizingBackend):
             parts.append(np.asarray(vectors, dtype=np.float32))
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
+    def used_bytes(self) -> int:
+        """Return the size of the files with weights: ONNX Runtime does not tell what its sessions take."""
+        return sum(file.stat().st_size for file in self.folder.weights) if self.profile.kind == "cuda" else 0
+
     def close(self) -> None:
         super().close()
         self.usual = self._exact = None

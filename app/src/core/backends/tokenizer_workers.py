@@ -30,9 +30,10 @@ def processors() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def default_workers(kind: str) -> int:
-    """Return the number of workers for a kind of device: none for a CPU, which needs the processors itself."""
-    return min(MOST_WORKERS, processors() // 2) if kind == "cuda" else 0
+def default_workers(kind: str, engines: int = 1) -> int:
+    """Return the number of workers of each engine for a kind of device: none for a CPU, which needs the processors
+    itself."""
+    return min(MOST_WORKERS, processors() // (2 * engines)) if kind == "cuda" else 0
 
 
 def ids_of(tokenizer: Tokenizer, texts: Sequence[str]) -> TokenBatch:
@@ -52,12 +53,15 @@ class TokenizerWorkers:
     (it is not started again), in a fork and after `close`.
     """
 
-    def __init__(self, tokenizer: str, count: int, otherwise: Callable[[Sequence[str]], TokenBatch]) -> None:
-        """Start `count` workers without waiting. `tokenizer`: as `Tokenizer.to_str` returns it."""
+    def __init__(
+        self, tokenizer: str, count: int, otherwise: Callable[[Sequence[str]], TokenBatch], *, engines: int = 1
+    ) -> None:
+        """Start `count` workers without waiting. `tokenizer`: as `Tokenizer.to_str` returns it. `engines`: with so many
+        workers each; all share the processors."""
         self._otherwise = otherwise
         self._process = os.getpid()
         self._closed = self._warned = False
-        threads = max(1, processors() // count)
+        threads = max(1, processors() // (count * engines))
         # Errors could show texts: they are not printed.
         self._workers = [ChildProcess(serve, stderr=subprocess.DEVNULL) for _ in range(count)]
         self.started = [worker.call(tokenizer, threads) for worker in self._workers]

@@ -64,9 +64,9 @@ class RustTokenizer:
         """Return ids with special tokens, cut to the model's maximum."""
         return ids_of(self._cut, texts)
 
-    def start_workers(self, count: int) -> TokenizerWorkers:
-        """Start processes that tokenise as `ids` does."""
-        return TokenizerWorkers(self._cut.to_str(), count, self.ids)
+    def start_workers(self, count: int, engines: int = 1) -> TokenizerWorkers:
+        """Start processes that tokenise as `ids` does, for one of so many engines."""
+        return TokenizerWorkers(self._cut.to_str(), count, self.ids, engines=engines)
 
     def count(self, texts: Sequence[str]) -> list[int]:
         found = self._whole.encode_batch_fast(encodable(texts), add_special_tokens=False)
@@ -82,11 +82,12 @@ class TokenizingBackend(Backend):
     _tokenizer: RustTokenizer
     _workers: TokenizerWorkers | None = None
 
-    def start_tokenizers(self, count: int | None) -> None:
-        """Start processes that tokenise large calls; None: as many as the device needs."""
-        count = default_workers(self.profile.kind) if count is None else count
+    def start_tokenizers(self, count: int | None, engines: int = 1) -> None:
+        """Start processes that tokenise large calls; None: as many as the device needs. `engines` share the
+        processors."""
+        count = default_workers(self.profile.kind, engines) if count is None else count
         if count:
-            self._workers = self._tokenizer.start_workers(count)
+            self._workers = self._tokenizer.start_workers(count, engines)
 
     def tokenize(self, texts: Sequence[str]) -> TokenBatch:
         return (self._workers or self._tokenizer).ids(texts)

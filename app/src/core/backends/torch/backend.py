@@ -18,7 +18,16 @@ from .. import ModelInfo, OutOfMemory, Pause, Running, TokenBatch, Vectors
 from ..folder import check_files, display_name, find_folder, read_folder, sha256_of
 from ..tokenizing import RustTokenizer, TokenizingBackend
 from .encoders import Encoder, Target, load_encoder, load_exact, trial_batch, words_of
-from .process import TF32, device_errors_mapped, limited_memory, on_compute_thread, one_thread, reserved_bytes
+from .process import (
+    TF32,
+    device_errors_mapped,
+    limited_memory,
+    never_free,
+    on_compute_thread,
+    one_thread,
+    reserved_bytes,
+    still_works,
+)
 
 if TYPE_CHECKING:
     from .staging import Downloads
@@ -40,6 +49,7 @@ class EngineOptions:
     padded batches, for comparison. `graphs`: on a card, replay small batches if measured faster.
     `experimental_kernels`: on a card, try fused kernels, which no card has run yet; `path_reason` names those that were
     taken. `tokenizer_workers`: processes that tokenise large calls; None: none on a CPU, on a card up to four.
+    `engines`: how many engines share this machine's processors; `load_engine` sets it.
     """
 
     model: str = "all-MiniLM-L6-v2"
@@ -57,6 +67,7 @@ class EngineOptions:
     memory_fraction: float = 0.8  # of the card's memory, for this process; that of the last load counts
     reserve_mb: int = 512  # of it, left free
     tokenizer_workers: int | None = None
+    engines: int = 1
 
 
 class TorchBackend(TokenizingBackend):
@@ -187,6 +198,8 @@ class TorchBackend(TokenizingBackend):
         super().close()
         if self._encoder is not None:
             TF32.release(self.profile, self._target.precision)
+        if self.profile.kind == "cuda" and not still_works(self.profile.index):
+            never_free(self._encoder, self._exact, self._downloads)
         self._encoder = self._exact = None
         self._downloads = None  # frees pinned memory; a batch in progress keeps its own
         if self.profile.kind == "cuda":

@@ -155,10 +155,11 @@ def cuda_recorder(device: torch.device) -> Record:
                     finally:
                         graph.capture_end()
                 except RuntimeError:
-                    # Without this torch up to 2.12 never frees tensors used by a second stream (pytorch #180395); later
-                    # versions raise here.
+                    # Without this torch up to 2.12 never frees tensors used by a second stream (pytorch #180395), and
+                    # never the pool, which counts this recording; later versions raise here.
                     with contextlib.suppress(RuntimeError, AttributeError, TypeError):
                         torch._C._cuda_endAllocateToPool(device.index, pool)
+                        torch._C._cuda_releasePool(device.index, pool)
                     raise
         alive.add(graph)
         return graph, found

@@ -138,12 +138,20 @@ def device_errors_mapped(device: Any = None) -> Iterator[None]:
             with device_errors_mapped(device):
                 torch.cuda.empty_cache()  # does nothing if no card is in use
             raise OutOfMemory("memory does not hold this batch") from error
-        if not str(error).startswith(_OF_CARD) or _still_works(device):
+        if not str(error).startswith(_OF_CARD) or still_works(device):
             raise
+        never_free(error)  # its traceback has the failed batch's tensors
         raise DeviceFailed.after(error) from error
 
 
-def _still_works(device: Any) -> bool:
+def never_free(*things: object) -> None:
+    """Keep these even when the process ends. On a card that failed, freeing tensors that two streams used, or pinned
+    memory, calls CUDA again, whose error in a destructor aborts the process (pytorch #178154)."""
+    for each in things:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(each))
+
+
+def still_works(device: Any) -> bool:
     """Return whether a card works after an error. An error that breaks the context (illegal access, failed assertion,
     launch failure, hardware) is repeated by every later call; one of a single call, such as an invalid argument, is
     not. Waits for one stream and not for the card, because that fails while another thread records a graph."""
@@ -151,8 +159,8 @@ def _still_works(device: Any) -> bool:
 
     try:
         torch.cuda.current_stream(device).synchronize()
-    except Exception:
-        return False
+    except Exception as error:
+        return not str(error).startswith(_OF_CARD)
     return True
 
 
