@@ -122,7 +122,7 @@ def timed(monkeypatch: pytest.MonkeyPatch) -> list[Timed]:
     """The first is faster for long texts, the second for short ones, as FlashAttention and CUTLASS may be."""
     found = [Timed("flash", 30e-6, 80e-6), Timed("cutlass", 20e-6, 100e-6)]
     monkeypatch.setattr(packed, "candidates", lambda *_: [*found, runs_of_equal_length])
-    monkeypatch.setattr("app.src.core.backends.torch.packed.time.perf_counter", lambda: Timed.now)
+    monkeypatch.setattr("app.src.core.backends.torch.process.time.perf_counter", lambda: Timed.now)
     return found
 
 

@@ -23,9 +23,9 @@ from app.src.core.backends.torch.backend import EngineOptions, TorchBackend
 from app.src.core.backends.torch.encoders import Target, load_encoder, trial_batch
 from app.src.core.backends.torch.graphs import GraphedEncoder, cuda_recorder, with_graphs
 from app.src.core.backends.torch.packed import Layout, PackedEncoder, runs_of_equal_length
-from app.src.core.backends.torch.process import device_errors_mapped, never_free, on_compute_thread
+from app.src.core.backends.torch.process import device_clock, device_errors_mapped, never_free, on_compute_thread
 from app.src.core.backends.torch.staging import SLOTS, CardUploads, CudaCard, Downloads, HostUploads
-from app.src.core.device import DeviceProfile
+from app.src.core.device import DeviceProfile, detect
 from app.src.core.engine import EmbeddingEngine
 from app.src.core.memory import HEADROOM, DeviceMemory, MemoryLimits, T4MemoryManager, memory_of
 from tests.core.conftest import MINILM, ScriptedBackend
@@ -678,8 +678,8 @@ def test_without_an_attention_for_borders_a_card_takes_the_faster_of_packed_and_
 ) -> None:
     """As where the card's kernels fail: a launch for each length and layer may take longer than padding."""
     now = [0.0]
-    monkeypatch.setattr("app.src.core.backends.torch.encoders.time.perf_counter", lambda: now[0])
-    monkeypatch.setattr("app.src.core.backends.torch.packed.finish", lambda profile: None)
+    monkeypatch.setattr("app.src.core.backends.torch.process.time.perf_counter", lambda: now[0])
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda index: None)
 
     class Timed:
         attention, attention_reason = staticmethod(runs_of_equal_length), "runs of equal length"
@@ -706,7 +706,7 @@ def test_without_an_attention_for_borders_a_card_takes_the_faster_of_packed_and_
 def test_the_long_ladder_is_for_compute_capability_9(monkeypatch: pytest.MonkeyPatch, minilm: EmbeddingEngine) -> None:
     given: list[int] = []
 
-    def remember(graphed: Any, finish: Any, trial: Any, ladder: Any) -> Any:
+    def remember(graphed: Any, clock: Any, trial: Any, ladder: Any) -> Any:
         given.append(max(ladder))
         return graphed, "measured"
 
@@ -760,7 +760,7 @@ def test_graphs_are_tried_within_a_small_vocabulary() -> None:
     for words in (60, 500, 30_522):
         model: Any = Model()
         trial = partial(trial_batch, longest=model.longest, words=words)
-        with_graphs(GraphedEncoder(model, record, HostUploads()), lambda: None, trial)
+        with_graphs(GraphedEncoder(model, record, HostUploads()), device_clock(detect("cpu")), trial)
         assert 0 < max(seen) < words
         seen.clear()
 
@@ -889,7 +889,7 @@ def test_after_a_recording_that_failed_memory_comes_back() -> None:
 def test_graphs_pay_up_to_the_size_to_which_they_measure_faster(monkeypatch: pytest.MonkeyPatch) -> None:
     """Replaying takes 1 ms and a token 1/1,000 ms more; computing 2 ms at least."""
     clock = [0.0]
-    monkeypatch.setattr("app.src.core.backends.torch.graphs.time.perf_counter", lambda: clock[0])
+    monkeypatch.setattr("app.src.core.backends.torch.process.time.perf_counter", lambda: clock[0])
 
     class Model:
         path, longest = "packed", 512
@@ -923,7 +923,7 @@ def test_graphs_pay_up_to_the_size_to_which_they_measure_faster(monkeypatch: pyt
 
     model: Any = Model()
     trial = partial(trial_batch, longest=model.longest, words=1000)
-    best, reason = with_graphs(Graphed(model, record, HostUploads()), lambda: None, trial)
+    best, reason = with_graphs(Graphed(model, record, HostUploads()), device_clock(detect("cpu")), trial)
     assert "up to 512 tokens" in reason
     assert sizes[:4] == [32, 128, 512, 1024]
     assert sizes[4:] == [512, 384, 256, 192, 128, 96, 64, 48, 32, 16]

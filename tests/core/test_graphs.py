@@ -26,8 +26,9 @@ from app.src.core.backends.torch.graphs import (
     with_graphs,
 )
 from app.src.core.backends.torch.packed import Layout, PackedEncoder
+from app.src.core.backends.torch.process import device_clock
 from app.src.core.backends.torch.staging import HostUploads
-from app.src.core.device import DeviceProfile
+from app.src.core.device import DeviceProfile, detect
 
 
 def by_borders(qkv: torch.Tensor, layout: Layout, heads: int) -> torch.Tensor:
@@ -103,7 +104,7 @@ class Counting:
 
 def tried(encoder: Any, record: Recorder, words: int, **named: Any) -> tuple[Any, str]:
     trial = partial(trial_batch, longest=encoder.longest, words=words)
-    return with_graphs(GraphedEncoder(encoder, record, HostUploads()), lambda: None, trial, **named)
+    return with_graphs(GraphedEncoder(encoder, record, HostUploads()), device_clock(detect("cpu")), trial, **named)
 
 
 def recorded(encoder: Any, record: Recorder, ladder: Sequence[int] = LADDER) -> GraphedEncoder:
@@ -235,7 +236,7 @@ def test_graphs_are_used_where_they_measure_faster(
     encoder: PackedEncoder, monkeypatch: pytest.MonkeyPatch, computing: float, replaying: float, used: bool
 ) -> None:
     clock = Clock()
-    monkeypatch.setattr("app.src.core.backends.torch.graphs.time.perf_counter", clock)
+    monkeypatch.setattr("app.src.core.backends.torch.process.time.perf_counter", clock)
 
     class Slow(Counting):
         longest = 512
@@ -301,7 +302,7 @@ class Slow(Counting):
 @pytest.fixture
 def slow(monkeypatch: pytest.MonkeyPatch) -> Slow:
     clock = Clock()
-    monkeypatch.setattr("app.src.core.backends.torch.graphs.time.perf_counter", clock)
+    monkeypatch.setattr("app.src.core.backends.torch.process.time.perf_counter", clock)
     return Slow(clock)
 
 

@@ -23,7 +23,7 @@ from app.src.core.backends.torch.architectures import EncoderWeights, LayerWeigh
 from app.src.core.backends.torch.backend import EngineOptions, _target
 from app.src.core.backends.torch.kernels import Kernels, choose_kernels, fused_gelu
 from app.src.core.backends.torch.linears import AddNorm, Affine, Linear, linear, linear_add_norm
-from app.src.core.backends.torch.packed import PackedEncoder
+from app.src.core.backends.torch.packed import PackedEncoder, flash_attention
 from app.src.core.device import DeviceProfile
 from app.src.core.loading import load_engine
 from app.src.core.tokens import TokenBatch
@@ -213,6 +213,7 @@ def test_the_reason_of_a_card_names_the_kernels(monkeypatch: pytest.MonkeyPatch,
     def load(*_given: object, fused: bool = False, **_named: object) -> PackedEncoder:
         encoder = PackedEncoder.__new__(PackedEncoder)
         encoder.attention = packed.memory_efficient_attention
+        encoder.attention = flash_attention
         encoder.attention_reason, encoder.kernels_reason = "attention", "kernels" if fused else ""
         return encoder
 

@@ -482,11 +482,11 @@ def test_errors_survive_the_way_between_processes(error: Exception) -> None:
 
 def test_a_child_that_dies_in_a_call_is_replaced_by_the_others(children: EnginePool, hashing: EmbeddingEngine) -> None:
     child = child_of(children)
-    os.kill(child._process.pid, signal.SIGSTOP)  # so that its part is still there when it dies
+    os.kill(child._child.process.pid, signal.SIGSTOP)  # so that its part is still there when it dies
     call = later(lambda: children.embed_counted(TEXTS))
-    while not child._calls:
+    while not child._child.waiting:
         time.sleep(0.001)
-    child._process.kill()
+    child._child.process.kill()
     vectors, counts = call.result(60)
     np.testing.assert_array_equal(vectors, hashing.embed(TEXTS))
     assert counts == hashing.count_tokens(TEXTS)
@@ -498,8 +498,8 @@ def test_a_child_that_dies_in_a_call_is_replaced_by_the_others(children: EngineP
 def test_a_dead_child_alone_leaves_nothing_to_compute_with(children: EnginePool) -> None:
     child = only_child(children)
     children.embed(["oil"])
-    child._process.kill()
-    child._reader.join(60)
+    child._child.process.kill()
+    child._child._reader.join(60)
     with pytest.raises(DeviceFailed, match="exit status -9"):
         children.embed(["oil"])
     assert "exit status -9" in children.failed
@@ -508,36 +508,36 @@ def test_a_dead_child_alone_leaves_nothing_to_compute_with(children: EnginePool)
 def test_a_child_that_reports_nothing_counts_as_stalled(children: EnginePool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(child_module, "SILENT_SECONDS", 0.0)
     child = child_of(children)
-    os.kill(child._process.pid, signal.SIGSTOP)
+    os.kill(child._child.process.pid, signal.SIGSTOP)
     try:
         first = children.stalled()
         while children.stalled() <= first + 1.5:  # reports come every second
             time.sleep(0.01)
     finally:
-        os.kill(child._process.pid, signal.SIGCONT)
+        os.kill(child._child.process.pid, signal.SIGCONT)
 
 
 def test_closing_ends_the_children_and_the_calls_that_wait(children: EnginePool) -> None:
     child = only_child(children)
-    os.kill(child._process.pid, signal.SIGSTOP)
+    os.kill(child._child.process.pid, signal.SIGSTOP)
     call = later(lambda: children.embed(TEXTS, "bulk"))
-    while not child._calls:
+    while not child._child.waiting:
         time.sleep(0.001)
     closing = later(children.close)
     while not child._closed:
         time.sleep(0.001)
-    os.kill(child._process.pid, signal.SIGCONT)
+    os.kill(child._child.process.pid, signal.SIGCONT)
     closing.result(60)
-    assert child._process.returncode == 0
+    assert child._child.process.returncode == 0
     assert isinstance(call.exception(60), EngineClosed) or call.result().shape == (len(TEXTS), 32)
     with pytest.raises(EngineClosed):
-        child.submit(["oil"], "bulk", input_type="document", normalize=True, counted=None)
+        child.submit(["oil"], "bulk", input_type="document", normalize=True, counted=None).result(0)
 
 
 def test_a_child_ignores_the_signals_that_its_parent_handles(children: EnginePool) -> None:
     child = child_of(children)
-    assert os.getsid(child._process.pid) != os.getsid(0), "Ctrl-C goes to the session's foreground"
-    child._process.send_signal(signal.SIGTERM)
+    assert os.getsid(child._child.process.pid) != os.getsid(0), "Ctrl-C goes to the session's foreground"
+    child._child.process.send_signal(signal.SIGTERM)
     only_child(children)
     assert children.embed(["oil"]).shape == (1, 32)
 
@@ -546,7 +546,7 @@ def test_children_end_with_a_killed_parent() -> None:
     program = (
         "import signal; from app.src.core.loading import EngineOptions, load_engine\n"
         f"pool = load_engine(EngineOptions('hash:32', device={CPUS}))\n"
-        "print(pool.members[1]._process.pid, flush=True); signal.pause()"
+        "print(pool.members[1]._child.process.pid, flush=True); signal.pause()"
     )
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None
@@ -575,7 +575,7 @@ def test_a_watcher_sees_the_childs_queue(children: EnginePool) -> None:
 
 
 def test_a_model_that_no_child_can_load_is_refused_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    child = ChildEngine(EngineOptions("hash:7", device="cpu:1"))
+    child = ChildEngine(load_engine, EngineOptions("hash:7", device="cpu:1"))
     with pytest.raises(ModelNotFound, match="hash:N with N from 8 to 4096"):
         child.load()
     child.close()

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from app.src.core import child_process
 from app.src.core.backends import TokenBatch, tokenizer_workers
 from app.src.core.backends.folder import read_folder
 from app.src.core.backends.tokenizer_workers import LEAST_TEXTS, TokenizerWorkers, default_workers
@@ -113,12 +114,12 @@ def test_a_worker_that_dies_loses_no_text_and_is_logged_once(
 def test_workers_that_cannot_start_are_not_needed(
     here: Otherwise, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(tokenizer_workers, "_COMMAND", "raise SystemExit(3)")
+    monkeypatch.setattr(child_process, "_COMMAND", "raise SystemExit(3)")
     found = TokenizerWorkers(here.tokenizer._cut.to_str(), 2, here)
     try:
         assert_same(found.ids(TEXTS), here.tokenizer)
         for each in found.started:
-            each.result(PATIENCE)
+            each.exception(PATIENCE)
     finally:
         found.close()
     assert len(caplog.records) == 1
@@ -154,14 +155,20 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 def test_a_worker_imports_neither_torch_nor_transformers(tokenizer: RustTokenizer) -> None:
-    content = tokenizer._cut.to_str().encode()
-    script = (
-        f"import sys; from {tokenizer_workers.__name__} import serve; serve(1); "
-        "print(sorted({'torch', 'transformers', 'tokenizers'} & set(sys.modules)))"
+    script = f"""
+import sys
+from {tokenizer_workers.__name__} import serve
+class Calls:
+    def __iter__(self): yield 1, (sys.stdin.read(), 1)
+    def answer(self, number, content): print(number, content)
+serve(Calls())
+print(sorted({{'torch', 'transformers', 'tokenizers'}} & set(sys.modules)))
+"""
+    content = tokenizer._cut.to_str()
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, input=content, capture_output=True, text=True, timeout=60
     )
-    given = tokenizer_workers._HEADER.pack(0, len(content)) + content
-    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, input=given, capture_output=True, timeout=60)
-    assert done.stdout == b"1['tokenizers']\n", done.stderr
+    assert done.stdout == "1 None\n['tokenizers']\n", done.stderr
 
 
 def test_a_card_has_workers_and_a_cpu_none(monkeypatch: pytest.MonkeyPatch) -> None:

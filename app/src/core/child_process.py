@@ -1,126 +1,178 @@
-"""The child process of a `ChildEngine`: loads one model on one device and answers over a socket."""
+"""A child process that answers calls over a socket that only the two processes have."""
 
 from __future__ import annotations
 
+import itertools
 import os
+import pickle
 import signal
+import socket
+import subprocess
+import sys
 import threading
-import time
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import suppress
-from multiprocessing.connection import Connection
+from functools import partial
 from typing import Any
 
-from .backends import EngineError, InputType, Vectors
-from .child import STATE_SECONDS, ChildEngine, State
-from .engine import Engine
-from .loading import load_engine
-from .queue import Lane, Watcher
+from .device import EngineError
+
+# The child has this process' import path.
+_COMMAND = (
+    "import sys; sys.path[:] = sys.argv[2:]; from {run.__module__} import run; "
+    "from {serve.__module__} import {serve.__name__} as serve; run(serve, int(sys.argv[1]))"
+)
+Progress = Callable[[Any], object]
+ENDED = (EOFError, OSError, pickle.UnpicklingError)  # the last one within a message
 
 
-class _Answers(Watcher):
-    """Sends answers, each with the engine's state and the queue's events since the last one. Thread-safe."""
+class ChildProcess:
+    """Runs `serve` in a process and calls it. Thread-safe. What passes between them is pickled.
 
-    def __init__(self, connection: Connection) -> None:
-        self.engine: Engine | None = None
-        self._connection = connection
-        self._lock = threading.Lock()
-        self._events: list[tuple[Any, ...]] = []
+    The child ends with this process, however that ends, and ignores Ctrl-C and SIGTERM, which this process handles. A
+    dead child is not started again.
+    """
 
-    def send(self, kind: str, number: int = 0, content: object = None) -> None:
-        engine, state = self.engine, State()
-        if engine is not None:
-            budgets = engine.token_budget, engine.planned_tokens
-            state = State(engine.stats(), *budgets, engine.stalled(), engine.deaths, engine.failed)
-        with self._lock:
-            events, self._events = self._events, []
-            self._connection.send((kind, number, content, state, events))
-
-    def failed(self, number: int, error: BaseException) -> None:
-        known = isinstance(error, EngineError) or type(error).__module__ == "builtins"
-        self.send("failed", number, error if known else EngineError(f"{type(error).__name__}: {error}"))
-
-    def queued(self, lane: Lane, texts: int) -> None:
-        self._events.append(("queued", lane, texts))
-
-    def began(self, lane: Lane, waited: float) -> None:
-        self._events.append(("began", lane, waited))
-
-    def batch(self, lane: Lane, texts: int, tokens: int) -> None:
-        self._events.append(("batch", lane, texts, tokens))
-
-    def refused(self) -> None:
-        self._events.append(("refused",))
-
-
-class _Calls:
-    """Work in the bulk lane is tokenised in one thread, other work in another, so that it does not wait."""
-
-    def __init__(self, engine: Engine, answers: _Answers) -> None:
-        self._engine = engine
-        self._answers = answers
-        self._running: dict[int, Future[Vectors]] = {}
-        self._bulk, self._other = ThreadPoolExecutor(1), ThreadPoolExecutor(1)
-
-    def take(self, kind: str, number: int, lane: Lane | None, content: Any) -> None:
-        threads = self._bulk if lane == "bulk" else self._other
-        if kind == "submit":
-            threads.submit(self._submit, number, lane, *content)
-        elif kind == "cancel":
-            threads.submit(lambda: number in self._running and self._running[number].cancel())
-        else:
-            self._engine.configure_queue(max_wait=content, watcher=self._answers)
-
-    def _submit(
-        self, number: int, lane: Lane | None, texts: list[str], input_type: InputType, normalize: bool, count: bool
+    def __init__(
+        self,
+        serve: Callable[[Calls], None],
+        *,
+        reported: Callable[[Any], None] | None = None,
+        error: Callable[[], Exception] = EOFError,
+        stderr: int | None = None,
     ) -> None:
-        counts: list[int] = []
-        try:
-            future = self._engine.submit(
-                texts, lane, input_type=input_type, normalize=normalize, counted=counts.extend if count else None
+        """`reported` gets what the child reports unasked; `error` makes the error of a call that it cannot answer."""
+        self._reported, self._error = reported, error
+        self._calls: dict[int, tuple[Future[Any], Progress | None]] = {}
+        self._numbers = itertools.count(1)
+        self.ended = False
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self.process = subprocess.Popen(
+                [sys.executable, "-c", _COMMAND.format(run=run, serve=serve), str(theirs.fileno()), *sys.path],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,  # MCP speaks over this process's own
+                stderr=stderr,
+                start_new_session=True,  # Ctrl-C reaches this process only
             )
-        except Exception as error:
-            self._answers.failed(number, error)
-            return
-        self._running[number] = future
-        self._answers.send("queued", number, counts)
-        future.add_done_callback(lambda future: self._answer(number, future))
+        self._messages = _Messages(ours)
+        self._reader = threading.Thread(target=self._read, name="owl-sap-child", daemon=True)
+        self._reader.start()
 
-    def _answer(self, number: int, future: Future[Vectors]) -> None:
-        del self._running[number]
-        if future.cancelled():
-            return
-        if (error := future.exception()) is not None:
-            self._answers.failed(number, error)
+    @property
+    def waiting(self) -> int:
+        """Return the number of calls without an answer."""
+        return len(self._calls)
+
+    def call(self, *content: object, progress: Progress | None = None) -> Future[Any]:
+        """Return the future answer; cancelling it cancels the call. `progress` gets earlier answers, in the thread that
+        reads."""
+        number, future = next(self._numbers), Future[Any]()
+        self._calls[number] = future, progress
+        self._send((number, content))
+        if self.ended:  # perhaps before the call was noted
+            self._fail_calls()
+        future.add_done_callback(partial(self._cancel, number))
+        return future
+
+    def close(self, seconds: float) -> None:
+        """Let `serve` return, and wait for the end of the process; kill it after `seconds`."""
+        if seconds:
+            self._send(None)
+        try:
+            self.process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+        if threading.current_thread() is not self._reader:
+            self._reader.join()
+
+    def _cancel(self, number: int, future: Future[Any]) -> None:
+        if future.cancelled() and self._calls.pop(number, None) is not None:
+            self._send((number, None))
+
+    def _send(self, message: object) -> None:
+        with suppress(*ENDED, ValueError):  # of a dead child (closed files): the reader fails its calls
+            self._messages.send(message)
+
+    def _read(self) -> None:
+        with suppress(*ENDED):
+            while True:
+                number, content, last = self._messages.receive()
+                if not number:
+                    if self._reported is not None:
+                        self._reported(content)
+                elif (call := self._calls.pop(number, None) if last else self._calls.get(number)) is not None:
+                    if last:
+                        _settle(call[0], content)
+                    elif call[1] is not None:
+                        call[1](content)
+        self.process.wait()
+        self._messages.close()
+        self.ended = True
+        self._fail_calls()
+
+    def _fail_calls(self) -> None:
+        with suppress(KeyError):  # none is left
+            while True:
+                _number, (future, _progress) = self._calls.popitem()
+                _settle(future, self._error())
+
+
+def _settle(future: Future[Any], content: Any) -> None:
+    if future.set_running_or_notify_cancel():
+        if isinstance(content, BaseException):
+            future.set_exception(content)
         else:
-            self._answers.send("done", number, future.result())
+            future.set_result(content)
 
 
-def serve(socket: str) -> None:
-    """Answer on the file descriptor `socket` until the parent says "close" or has ended."""
-    with suppress(EOFError, OSError):  # the parent has ended
-        _serve(Connection(int(socket)))
-    os._exit(0)  # without waiting for threads, one of which may hang in the driver
+class Calls:
+    """The parent's calls, in the child process. Thread-safe, but for the iteration."""
+
+    def __init__(self, messages: _Messages) -> None:
+        self._messages = messages
+
+    def __iter__(self) -> Iterator[tuple[int, Any]]:
+        """Yield number and content of each call until the parent closes; content None cancels a call."""
+        while (message := self._messages.receive()) is not None:
+            yield message
+
+    def answer(self, number: int, content: object, *, last: bool = True) -> None:
+        """Answer a call with a value or an error, or report something as number 0."""
+        if isinstance(content, Exception):
+            known = isinstance(content, EngineError) or type(content).__module__ == "builtins"
+            content = content if known else EngineError(f"{type(content).__name__}: {content}")
+        self._messages.send((number, content, last))
 
 
-def _serve(connection: Connection) -> None:
+class _Messages:
+    """Pickles over a socket. Sending is thread-safe. Raises ENDED if the other process has ended."""
+
+    def __init__(self, end: socket.socket) -> None:
+        self._in, self._out = end.makefile("rb"), end.makefile("wb")
+        end.close()  # the files keep it open
+        self._sending = threading.Lock()
+
+    def send(self, message: object) -> None:
+        content = pickle.dumps(message, 5)
+        with self._sending:
+            self._out.write(content)
+            self._out.flush()
+
+    def receive(self) -> Any:
+        return pickle.load(self._in)
+
+    def close(self) -> None:
+        with self._sending, suppress(*ENDED):
+            self._in.close()
+            self._out.close()
+
+
+def run(serve: Callable[[Calls], None], descriptor: int) -> None:
+    """Serve the parent over its socket, in the child process, until `serve` returns or the parent has ended."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a service manager sends it to all processes of a service
-    answers = _Answers(connection)
-    try:
-        engine = load_engine(connection.recv())
-    except Exception as error:
-        answers.failed(0, error)
-        return
-    answers.engine = engine
-    answers.send("loaded", content={name: getattr(engine, name) for name in ChildEngine.__annotations__})
-    threading.Thread(target=_report, args=(answers,), daemon=True).start()
-    calls = _Calls(engine, answers)
-    while (message := connection.recv())[0] != "close":
-        calls.take(*message)
-    engine.close()
-
-
-def _report(answers: _Answers) -> None:
-    while True:
-        time.sleep(STATE_SECONDS)
-        answers.send("state")
+    with suppress(*ENDED):
+        serve(Calls(_Messages(socket.socket(fileno=descriptor))))
+    os._exit(0)  # without waiting for threads, one of which may hang in the driver

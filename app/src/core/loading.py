@@ -50,7 +50,7 @@ def _pool(each: Sequence[EngineOptions], onnx: GraphOptions | None) -> EnginePoo
     with ExitStack() as loaded:
         first = loaded.enter_context(_load(each[0], None))
         if first.dimension < THREADS_FROM:
-            children = [ChildEngine(options) for options in each[1:]]
+            children = [ChildEngine(load_engine, options) for options in each[1:]]
             for child in children:
                 loaded.callback(child.close)
             for child in children:  # they load at the same time

@@ -4,21 +4,15 @@ time under Python's lock than a fast card has for a text; workers return packed 
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
-import queue
 import re
-import struct
 import subprocess
-import sys
-import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import IO, TYPE_CHECKING
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
+from ..child_process import Calls, ChildProcess
 from ..tokens import TokenBatch
 
 if TYPE_CHECKING:
@@ -29,9 +23,6 @@ MOST_WORKERS = 4
 LEAST_TEXTS = 64  # a smaller call, such as a search, is tokenised sooner in this process
 _PARTS = 2  # of a call for each worker: parts take different times
 _SURROGATE = re.compile("[\ud800-\udfff]")
-_HEADER = struct.Struct("<qq")  # texts and bytes of UTF-8 of a request; texts and token ids of an answer
-# The worker has this process' import path, imports neither torch nor transformers, and ends with its standard input.
-_COMMAND = f"import sys; sys.path[:] = sys.argv[2:]; from {__name__} import serve; serve(int(sys.argv[1]))"
 
 
 def processors() -> int:
@@ -67,156 +58,65 @@ class TokenizerWorkers:
     ) -> None:
         """Start `count` workers without waiting. `tokenizer`: as `Tokenizer.to_str` returns it. `engines`: with so many
         workers each; all share the processors."""
-        self.count = count
         self._otherwise = otherwise
         self._process = os.getpid()
-        self._workers: list[_Worker] = []
-        self._idle: queue.SimpleQueue[_Worker] = queue.SimpleQueue()
-        self._closing = threading.Lock()
         self._closed = self._warned = False
-        self._threads = ThreadPoolExecutor(count, thread_name_prefix="owl-sap-tokenizer")
-        content, threads = tokenizer.encode(), max(1, processors() // (count * engines))
-        self.started = [self._threads.submit(self._start, content, threads) for _ in range(count)]
+        threads = max(1, processors() // (count * engines))
+        # Errors could show texts: they are not printed.
+        self._workers = [ChildProcess(serve, stderr=subprocess.DEVNULL) for _ in range(count)]
+        self.started = [worker.call(tokenizer, threads) for worker in self._workers]
+        for each in self.started:
+            each.add_done_callback(self._answered)
 
     def ids(self, texts: Sequence[str]) -> TokenBatch:
         """Return token ids as `otherwise` does."""
-        if len(texts) < LEAST_TEXTS or self._closed or os.getpid() != self._process:
+        workers = [
+            worker
+            for worker, started in zip(self._workers, self.started, strict=True)
+            if started.done() and not worker.ended
+        ]
+        if len(texts) < LEAST_TEXTS or self._closed or os.getpid() != self._process or not workers:
             return self._otherwise(texts)
-        size = max(LEAST_TEXTS // 2, -(-len(texts) // (_PARTS * self.count)))
+        size = max(LEAST_TEXTS // 2, -(-len(texts) // (_PARTS * len(workers))))
         parts = [texts[start : start + size] for start in range(0, len(texts), size)]
-        try:
-            futures = [self._threads.submit(self._tokenize, part) for part in parts]
-        except RuntimeError:  # closed just now
-            return self._otherwise(texts)
-        return TokenBatch.joined([future.result() for future in futures])
+        answers = [min(workers, key=lambda worker: worker.waiting).call(part) for part in parts]
+        return TokenBatch.joined(
+            [
+                TokenBatch(*answer.result()) if self._answered(answer) else self._otherwise(part)
+                for part, answer in zip(parts, answers, strict=True)
+            ]
+        )
 
     def close(self) -> None:
         """End the workers and wait for them."""
-        with self._closing:
-            self._closed = True
-            workers, self._workers = self._workers, []
-        for worker in workers:
-            worker.end()
-        self._threads.shutdown()
+        self._closed = True
+        for worker in self._workers:
+            worker.close(0)
 
-    def _start(self, tokenizer: bytes, threads: int) -> None:
-        worker = None
-        try:
-            with self._closing:
-                if self._closed:
-                    return
-                worker = _Worker(threads)
-                self._workers.append(worker)
-            worker.load(tokenizer)
-        except (OSError, EOFError) as error:
-            self._lost(worker, error)
-        else:
-            self._idle.put(worker)
-
-    def _tokenize(self, texts: Sequence[str]) -> TokenBatch:
-        try:
-            worker = self._idle.get_nowait()
-        except queue.Empty:
-            return self._otherwise(texts)
-        try:
-            found = worker.ids(texts)
-        except (OSError, EOFError, ValueError) as error:
-            self._lost(worker, error)
-            return self._otherwise(texts)
-        self._idle.put(worker)
-        return found
-
-    def _lost(self, worker: _Worker | None, error: Exception) -> None:
-        if worker is not None:
-            worker.end()
-        if not (self._warned or self._closed):
+    def _answered(self, answer: Future[Any]) -> bool:
+        """Return whether a worker did its work; log once if not."""
+        error = answer.exception()
+        if error is not None and not (self._warned or self._closed):
             self._warned = True
             _log.warning(
                 "a tokenizer process ended unexpectedly (%s); its texts are tokenised in this process, more slowly. "
                 "A restart starts it again",
                 type(error).__name__,
             )
+        return error is None
 
 
-class _Worker:
-    """One process. One thread at a time uses it."""
-
-    def __init__(self, threads: int) -> None:
-        command = [sys.executable, "-c", _COMMAND, str(threads), *sys.path]
-        # A session of its own: Ctrl-C ends a sync only after its batch. Errors could show texts: they are not printed.
-        self.process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-
-    def load(self, tokenizer: bytes) -> None:
-        """Send the tokenizer; wait until it is loaded."""
-        self._send(_HEADER.pack(0, len(tokenizer)), tokenizer)
-        self._receive(1)
-
-    def ids(self, texts: Sequence[str]) -> TokenBatch:
-        """Raises OSError and EOFError if the process has ended."""
-        joined = "".join(texts)
-        if not joined.isascii():
-            joined = _SURROGATE.sub("\ufffd", joined)
-        content = joined.encode()
-        ends = np.cumsum(np.fromiter(map(len, texts), np.int32, len(texts)), dtype=np.int32)
-        self._send(_HEADER.pack(len(texts), len(content)), ends.tobytes(), content)
-        count, tokens = _HEADER.unpack(self._receive(_HEADER.size))
-        numbers = np.frombuffer(self._receive(4 * (count + 1 + tokens)), np.int32)
-        return TokenBatch(numbers[count + 1 :], numbers[: count + 1].astype(np.intp))
-
-    def end(self) -> None:
-        self.process.kill()
-        self.process.wait()
-        for stream in self._streams:
-            with contextlib.suppress(OSError):  # of a request that was not sent
-                stream.close()
-
-    @property
-    def _streams(self) -> tuple[IO[bytes], IO[bytes]]:
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        return self.process.stdin, self.process.stdout
-
-    def _send(self, *parts: bytes) -> None:
-        for part in parts:
-            self._streams[0].write(part)
-        self._streams[0].flush()
-
-    def _receive(self, size: int) -> bytes:
-        return _read(self._streams[1], size)
-
-
-def _read(stream: IO[bytes], size: int) -> bytes:
-    """Raises EOFError."""
-    found = stream.read(size)
-    if len(found) < size:
-        raise EOFError
-    return found
-
-
-def serve(threads: int) -> None:
-    """Tokenise in a worker process with so many threads, until standard input ends."""
+def serve(calls: Calls) -> None:
+    """Tokenise in a worker process. The first call brings the tokenizer and the number of threads. Imports neither
+    torch nor transformers."""
+    messages = iter(calls)
+    number, (content, threads) = next(messages)
     os.putenv("TOKENIZERS_PARALLELISM", "true" if threads > 1 else "false")
     os.putenv("RAYON_NUM_THREADS", str(threads))
     from tokenizers import Tokenizer
 
-    source, target = sys.stdin.buffer, sys.stdout.buffer
-    _, size = _HEADER.unpack(_read(source, _HEADER.size))
-    tokenizer = Tokenizer.from_str(_read(source, size).decode())
-    target.write(b"1")
-    target.flush()
-    while header := source.read(_HEADER.size):
-        count, size = _HEADER.unpack(header)
-        ends = np.frombuffer(_read(source, 4 * count), np.int32).tolist()
-        joined = _read(source, size).decode()
-        texts = [joined[start:end] for start, end in zip([0, *ends], ends, strict=False)]
-        batch = TokenBatch.of(encoding.ids for encoding in tokenizer.encode_batch_fast(texts))
-        target.write(_HEADER.pack(count, len(batch.ids)))
-        target.write(batch.offsets.astype(np.int32).tobytes())
-        target.write(batch.ids.tobytes())
-        target.flush()
+    tokenizer = Tokenizer.from_str(content)
+    calls.answer(number, None)
+    for number, (texts,) in messages:
+        batch = ids_of(tokenizer, texts)
+        calls.answer(number, (batch.ids, batch.offsets))

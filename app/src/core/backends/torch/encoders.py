@@ -5,7 +5,6 @@ mean or CLS pooling, or runs sentence-transformers' modules for every other stac
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
@@ -18,6 +17,7 @@ from ...tokens import plan_batches, rectangle, width_of
 from .. import ModelUnsupported, Pause, TokenBatch, TokenIds
 from ..folder import Folder
 from ..packaged import PACKAGED
+from .process import device_clock
 
 if TYPE_CHECKING:
     import torch
@@ -99,24 +99,20 @@ def _faster(
     """Time texts of many lengths on a card; return the faster encoder, and both times."""
     import torch
 
-    from .packed import finish
+    from .linears import rounds_of
 
     words, lengths = words_of(folder), np.linspace(8, folder.max_length, 32, dtype=int).tolist()
     texts = TokenBatch.of(trial_tokens(length, words) for length in lengths)
     planned = plan_batches(lengths, texts.tokens, target.profile.padding_multiple(target.precision))
     rectangles = [texts.select(places) for places in planned]
 
-    def seconds(encoder: PackedEncoder | PaddedEncoder, batches: list[TokenBatch]) -> float:
-        finish(target.profile)
-        started = time.perf_counter()
-        for batch in batches:
-            encoder(batch)
-        finish(target.profile)
-        return time.perf_counter() - started
+    def compute() -> None:
+        for batch in rectangles:
+            padded(batch)
 
     with torch.inference_mode():
-        rounds = [(seconds(packed, [texts]), seconds(padded, rectangles)) for _ in range(4)]
-    one, other = (min(times) for times in zip(*rounds[1:], strict=True))  # the first round loads kernels
+        rounds = rounds_of((partial(packed, texts), compute), device_clock(target.profile))
+    one, other = map(min, zip(*rounds, strict=True))
     shown = f"{texts.tokens} tokens take {1e3 * one:.1f} ms packed, {1e3 * other:.1f} ms padded"
     return (packed if one < other else padded), f"{shown}; no CUDA graphs with either"
 
@@ -126,7 +122,6 @@ def _graphed(folder: Folder, target: Target, encoder: PackedEncoder) -> tuple[Pa
     import torch
 
     from .graphs import FAST_LADDER, LADDER, GraphedEncoder, cuda_recorder, with_graphs
-    from .packed import finish
     from .staging import uploads_for
 
     if not target.graphs:
@@ -135,7 +130,7 @@ def _graphed(folder: Folder, target: Target, encoder: PackedEncoder) -> tuple[Pa
     graphed = GraphedEncoder(encoder, cuda_recorder(device), uploads_for(device))
     trial = partial(trial_batch, longest=encoder.longest, words=words_of(folder))
     ladder = FAST_LADDER if (target.profile.capability or (0, 0)) >= (9, 0) else LADDER
-    return with_graphs(graphed, partial(finish, target.profile), trial, ladder)
+    return with_graphs(graphed, device_clock(target.profile), trial, ladder)
 
 
 def load_exact(folder: Folder, target: Target, chosen: Encoder) -> Encoder:

@@ -6,7 +6,6 @@ Launching some eighty kernels takes longer than computing thirty tokens.
 from __future__ import annotations
 
 import contextlib
-import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -177,20 +176,15 @@ LEAST_COSINE = 0.9999
 
 def with_graphs(
     graphed: GraphedEncoder,
-    finish: Callable[[], None],
+    clock: Callable[[], float],
     trial: Callable[[int], TokenBatch],
     ladder: Sequence[int] = LADDER,
 ) -> tuple[Any, str]:
     """Return `graphed` with recordings for the sizes of `ladder` at which it is faster, or its plain encoder; and the
     reason. Measures larger batches only while they gain.
 
-    `finish` waits for the device; `trial` makes a batch of the given number of tokens.
+    `clock` waits for the device; `trial` makes a batch of the given number of tokens.
     """
-
-    def clock() -> float:
-        finish()
-        return time.perf_counter()
-
     encoder = graphed.encoder
     gains: dict[int, float] = {}
     stopped = ""

@@ -6,7 +6,6 @@ They are behind `EngineOptions.experimental_kernels`, because no card has run th
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -17,6 +16,7 @@ from ...device import DeviceProfile
 from ...memory import full_tokens
 from .architectures import EncoderWeights
 from .linears import AddNorm, Affine, Linear, gain, linear, linear_add_norm
+from .process import device_clock
 
 # Largest difference to torch's own functions, relative to 1 + the value: rounding errors, and in GELU up to 5e-4 for
 # its tanh form. A missing bias, another activation or a wrong norm differ by tenths.
@@ -70,7 +70,7 @@ def choose_kernels(
     layer, like, fused = weights.layers[0], weights.positions, Kernels(fused_gelu, fused_add_norm)
     if profile.kind == "cpu" or like.dtype not in TOLERANCE:
         return replace(plain, reason="experimental kernels need a card and half precision")
-    clock = clock or partial(_seconds, like.device)
+    clock = clock or device_clock(profile)
     rows, width = full_tokens(profile, like.shape[1]), like.shape[1]
 
     def wide(kernels: Kernels) -> AddNorm:
@@ -104,8 +104,3 @@ def choose_kernels(
         (fused if norm else plain).add_norm,
         f"experimental kernels: GELU in the product {gelu_reason}; bias, sum and LayerNorm in one {norm_reason}",
     )
-
-
-def _seconds(device: torch.device) -> float:
-    torch.cuda.synchronize(device)
-    return time.perf_counter()

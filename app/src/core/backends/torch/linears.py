@@ -6,7 +6,7 @@ from __future__ import annotations
 import statistics
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -82,10 +82,10 @@ def prepacked(layer: Affine, *, gelu: bool = False) -> Linear | None:
     return fused
 
 
-# --------------------------------------------------------------------------------------------------------- gain of bf16
+# -------------------------------------------------------------------------------------------------------------- timing
 
 ROUNDS, LEAST_ROUNDS = 7, 3
-BUDGET = 0.05  # CPU seconds after which no further round begins
+BUDGET = 0.05  # seconds after which no further round begins
 _HOPELESS = 0.5  # if a small product gains less, no large one is tried: emulated, it may take a second
 _lock = threading.Lock()
 _known: float | None = None
@@ -122,22 +122,26 @@ def _measured() -> float:
 def gain(
     one: Callable[[], object], other: Callable[[], object], clock: Callable[[], float] = time.thread_time
 ) -> float:
-    """Return the speed of `other` relative to `one`; other load on the machine can lower the result, not raise it.
+    """Return the speed of `other` relative to `one`: the lower of the ratio of the best times and the median ratio, so
+    that other load on the machine can lower the result, not raise it. The default clock counts this thread's CPU
+    seconds."""
+    rounds = rounds_of((one, other), clock)
+    best = min(took for took, _ in rounds) / min(took for _, took in rounds)
+    return min(best, statistics.median(took / other for took, other in rounds))
 
-    Both run in turns; the result is the lower of the ratio of the best times and the median ratio. The default
-    clock counts this thread's CPU seconds.
-    """
+
+def rounds_of(works: Sequence[Callable[[], object]], clock: Callable[[], float]) -> list[list[float]]:
+    """Run all once, then time them in turns; return the seconds of each, for each round."""
 
     def seconds(work: Callable[[], object]) -> float:
         started = clock()
         work()
         return max(clock() - started, 1e-9)
 
-    one()
-    other()
+    for work in works:
+        work()
     ends = clock() + BUDGET
-    rounds: list[tuple[float, float]] = []
+    rounds: list[list[float]] = []
     while len(rounds) < ROUNDS and (len(rounds) < LEAST_ROUNDS or clock() < ends):
-        rounds.append((seconds(one), seconds(other)))
-    best = min(took for took, _ in rounds) / min(took for _, took in rounds)
-    return min(best, statistics.median(took / other for took, other in rounds))
+        rounds.append([seconds(work) for work in works])
+    return rounds

@@ -4,9 +4,9 @@ Vectors equal those of transformers to 1e-6; benchmarks/embed.py measures the ga
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
 
 import numpy as np
@@ -19,7 +19,8 @@ from .. import ModelUnsupported, Pause, TokenBatch
 from ..folder import Folder
 from .architectures import WORDS, EncoderWeights, LayerWeights, read
 from .kernels import Kernels, choose_kernels
-from .linears import layer_norm, linear
+from .linears import layer_norm, linear, rounds_of
+from .process import device_clock
 from .staging import uploads_for
 
 # ----------------------------------------------------------------------------------------------------------- attention
@@ -123,7 +124,7 @@ _LENGTHS = (1, 2, 5, 5, 5, 17, 33, 33, 64, 130)
 # For values of about 1: more than the rounding error of TF32, fp16 and bf16; a wrong border or scale errs by tenths.
 TOLERANCE = {torch.float32: 5e-3, torch.float16: 5e-3, torch.bfloat16: 4e-2}
 _TIMED = (17, 256)  # tokens of a short and a long text
-_TIMED_TOKENS, _CALLS, _ROUNDS = 8192, 5, 3
+_TIMED_TOKENS, _CALLS = 8192, 5
 
 
 def by_longest(short: Attention, long: Attention) -> Attention:
@@ -185,35 +186,22 @@ def _error(
 def _fastest(
     attentions: Sequence[Attention], profile: DeviceProfile, heads: int, width: int, dtype: torch.dtype, length: int
 ) -> tuple[Attention, str]:
-    """Time many texts of `length` tokens, in turns; return the attention with the best time, and all times.
-
-    16 calls each of some 20 us to 1 ms: 1 to 50 ms for all candidates.
-    """
+    """Time many texts of `length` tokens; return the attention with the best time, and all times."""
     count = _TIMED_TOKENS // length
     qkv = torch.zeros(count * length, 3 * width, dtype=dtype, device=profile.torch_name)
     layout = Layout.of([length] * count, qkv.device)
 
-    def seconds(attention: Attention, calls: int) -> float:
-        finish(profile)
-        started = time.perf_counter()
-        for _ in range(calls):
+    def calls(attention: Attention) -> None:
+        for _ in range(_CALLS):
             attention(qkv, layout, heads)
-        finish(profile)
-        return (time.perf_counter() - started) / calls
 
-    for attention in attentions:
-        seconds(attention, 1)
-    rounds = [[seconds(attention, _CALLS) for attention in attentions] for _ in range(_ROUNDS)]
-    times = {attention: min(taken) for attention, taken in zip(attentions, zip(*rounds, strict=True), strict=True)}
+    rounds = rounds_of([partial(calls, attention) for attention in attentions], device_clock(profile))
+    times = {
+        attention: min(taken) / _CALLS for attention, taken in zip(attentions, zip(*rounds, strict=True), strict=True)
+    }
     first, *others = sorted(attentions, key=times.__getitem__)
     shown = [f"{_name(each)} {1e6 * times[each]:.0f} us" for each in (first, *others)]
     return first, f"{shown[0]} ({', '.join(shown[1:])})"
-
-
-def finish(profile: DeviceProfile) -> None:
-    """Wait for the device's queued work."""
-    if profile.kind == "cuda":
-        torch.cuda.synchronize(profile.index)
 
 
 def _name(attention: Attention) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import itertools
 import threading
+import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -83,6 +84,18 @@ def limited_memory(profile: DeviceProfile, limits: MemoryLimits) -> DeviceMemory
         memory.limits = limits
         memory.plan()
     return memory
+
+
+def device_clock(profile: DeviceProfile) -> Callable[[], float]:
+    """Return a clock, in seconds, that first waits for the device's queued work."""
+    import torch
+
+    def clock() -> float:
+        if profile.kind == "cuda":
+            torch.cuda.synchronize(profile.index)
+        return time.perf_counter()
+
+    return clock
 
 
 def reserved_bytes(profile: DeviceProfile) -> int:
