@@ -31,13 +31,13 @@ def test_a_device_that_hangs_makes_the_service_unready(service: Service, monkeyp
         assert client.get("/health/ready").status_code == 200
         child = service.parts.engine.members[1]
         assert isinstance(child, ChildEngine)
-        os.kill(child._process.pid, signal.SIGSTOP)
+        os.kill(child._child.process.pid, signal.SIGSTOP)
         try:
             while client.get("/health/ready").status_code == 200:
                 time.sleep(0.05)
             assert client.get("/health/live").status_code == 200
         finally:
-            os.kill(child._process.pid, signal.SIGCONT)
+            os.kill(child._child.process.pid, signal.SIGCONT)
 
 
 def test_a_service_goes_on_with_the_devices_that_work(service: Service, source: TableSource) -> None:
@@ -52,8 +52,8 @@ def test_a_service_goes_on_with_the_devices_that_work(service: Service, source: 
 
         child = service.parts.engine.members[1]
         assert isinstance(child, ChildEngine)
-        child._process.kill()
-        child._reader.join(60)
+        child._child.process.kill()
+        child._child._reader.join(60)
         ready = client.get("/health/ready")
         assert ready.status_code == 200
         assert "CPU (cpu) computes nothing more until the service is restarted" in ready.json()["note"]
