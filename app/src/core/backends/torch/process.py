@@ -100,7 +100,7 @@ def device_clock(profile: DeviceProfile) -> Callable[[], float]:
 
 def reserved_bytes(profile: DeviceProfile) -> int:
     """Return the bytes of a card that torch cannot give back: tensors, the pools of CUDA graphs, gaps between them; 0
-    for a CPU. Compared before and after loading, they are the model's, unless another model computes meanwhile."""
+    for a CPU. Compared before and after loading, they are the model's, unless another model computes at that time."""
     if profile.kind == "cpu":
         return 0
     import torch
