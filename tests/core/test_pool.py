@@ -467,6 +467,8 @@ def test_counts_are_known_when_submit_returns_and_their_error_cancels(children: 
 
     with pytest.raises(PermissionError, match="planted"):
         children.submit(["oil"], counted=refuse)
+    with pytest.raises(PermissionError, match="planted"):
+        children.submit(["oil"], "bulk", counted=refuse).result(60)
     assert children.failures[1] == ""
 
 

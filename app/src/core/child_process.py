@@ -30,7 +30,7 @@ ENDED = (EOFError, OSError, pickle.UnpicklingError)  # the last one within a mes
 
 
 class ChildProcess:
-    """Runs `serve` in a process and calls it. Thread-safe. What passes between them is pickled.
+    """Runs `serve` in a process and calls it. Thread-safe. Calls and answers are pickled.
 
     The child ends with this process, however that ends, and ignores Ctrl-C and SIGTERM, which this process handles. A
     dead child is not started again.
@@ -131,14 +131,13 @@ class ChildProcess:
             self._reported(content)
         elif (call := self._calls.pop(number, None) if last else self._calls.get(number)) is not None:
             future, progress = call
+            try:
+                if not last and progress is not None:
+                    progress(content)
+            except Exception as error:
+                content, last = error, self._calls.pop(number, None) is not None
             if last:
                 _settle(future, content)
-            elif progress is not None:
-                try:
-                    progress(content)
-                except Exception as error:
-                    self._calls.pop(number, None)
-                    _settle(future, error)
 
     def _fail_calls(self) -> None:
         with suppress(KeyError):  # none is left

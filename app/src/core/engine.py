@@ -393,7 +393,7 @@ def _result(rows: NDArray[np.intp], normalize: bool, vectors: Vectors) -> Vector
 
 def divided(texts: Sequence[str], most: int | None = None, *, least: int = 0) -> list[tuple[int, int]]:
     """Return the start and end of each part of a large call. `most`: characters, less than REQUEST_CHARACTERS; `least`:
-    characters that each part has, whatever the limits, but for the last."""
+    characters of each part but the last, even above the limits."""
     most = most or REQUEST_CHARACTERS
     ends, start, characters = [], 0, 0
     for place, text in enumerate(texts):

@@ -196,25 +196,22 @@ class T4MemoryManager:
 
     def plan_again(self) -> None:
         """Plan the budget for what is left now; a reduced budget stays reduced."""
-        self.planned_tokens = self._affordable()
+        self.planned_tokens = CPU_TOKENS
+        if self._cost is not None:
+            token_bytes, fixed_bytes = self._cost
+            fitting = int((self.usable_bytes - fixed_bytes) / token_bytes)
+            self.planned_tokens = max(LEAST_TOKENS, min(self._full, fitting))
         self.token_budget = self.planned_tokens if self._shrunk is None else min(self._shrunk, self.planned_tokens)
-
-    def _affordable(self) -> int:
-        if self._cost is None:
-            return CPU_TOKENS
-        token_bytes, fixed_bytes = self._cost
-        return max(LEAST_TOKENS, min(self._full, int((self.usable_bytes - fixed_bytes) / token_bytes)))
 
     def plan_for(self, shape: ModelShape, precision: Precision, measured: TokenCost | None = None) -> int:
         """Set and return the budget for a model: the tokens that fit, up to those that fill the card. Without
         `measured` it uses an upper estimate. On a CPU the budget is CPU_TOKENS."""
         with self._lock:
-            self._cost = None
+            self._cost = self._shrunk = None
             if self._profile.kind == "cuda":
                 self._cost = measured or (shape.bytes_per_token(precision), 0)
                 self._full = full_tokens(self._profile, shape.hidden)
-            self.planned_tokens = self.token_budget = self._affordable()
-            self._shrunk = None
+            self.plan_again()
             return self.token_budget
 
     def shrink(self, failed_tokens: int) -> int:

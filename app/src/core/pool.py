@@ -35,9 +35,8 @@ _log = logging.getLogger(__name__)
 class EnginePool(Engine):
     """Gives each part of a call to the member with the fewest waiting characters.
 
-    Runs on as long as one member works; a member that has failed gets no work again. A call is refused as overload if
-    all members refuse it. The first member must be in this
-    process: it also counts and splits. Each member has a device and a queue of its own.
+    Runs on as long as one member works; a member that has failed gets no work again. A call is refused if all members
+    refuse it. The first member must be in this process: it also counts and splits. Each member has a queue of its own.
     """
 
     def __init__(self, members: Sequence[Member]) -> None:

@@ -27,9 +27,8 @@ FASTER = 1.03  # less could be the scatter of the timing
 
 @dataclass(frozen=True, slots=True)
 class Kernels:
-    """What layers are made of. `gelu` makes a linear layer with GELU; `add_norm`, which also gets LayerNorm's epsilon,
-    makes a linear layer, and the sum and LayerNorm that follow it. `reason`: which fused kernels were taken, and why
-    not the others."""
+    """`gelu` makes a linear layer with GELU; `add_norm`, which also gets LayerNorm's epsilon, a linear layer, and the
+    sum and LayerNorm that follow it. `reason`: which fused kernels were taken, and why not the others."""
 
     gelu: Callable[[Affine], Linear]
     add_norm: Callable[[Affine, Affine, float], tuple[Linear, AddNorm]]

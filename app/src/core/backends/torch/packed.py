@@ -127,15 +127,6 @@ _TIMED = (17, 256)  # tokens of a short and a long text
 _TIMED_TOKENS, _CALLS = 8192, 5
 
 
-def by_longest(short: Attention, long: Attention) -> Attention:
-    """Return an attention that is `short` for batches whose longest text has at most SHORT tokens, else `long`."""
-
-    def attend(qkv: torch.Tensor, layout: Layout, heads: int) -> torch.Tensor:
-        return (short if layout.longest <= SHORT else long)(qkv, layout, heads)
-
-    return short if short is long else attend
-
-
 def choose(profile: DeviceProfile, heads: int, width: int, dtype: torch.dtype) -> tuple[Attention, str]:
     """Return the fastest candidates whose results equal plain fp32 arithmetic here, for short and for long texts, else
     the last candidate; and the reason. `width`: hidden size."""
@@ -159,12 +150,18 @@ def choose(profile: DeviceProfile, heads: int, width: int, dtype: torch.dtype) -
         return right[0], "; ".join([*reasons, f"{_name(right[0])} gives the right numbers here"])
     try:
         with torch.inference_mode():
-            short, long = (_fastest(right, profile, heads, width, dtype, length) for length in _TIMED)
+            (short, short_times), (long, long_times) = (
+                _fastest(right, profile, heads, width, dtype, length) for length in _TIMED
+            )
     except RuntimeError as error:  # includes OutOfMemoryError
         reasons.append(f"{_name(right[0])}, not timed: {str(error)[:120]}")
         return right[0], "; ".join(reasons)
-    reasons += [f"up to {SHORT} tokens {short[1]}", f"above {long[1]}"]
-    return by_longest(short[0], long[0]), "; ".join(reasons)
+    reason = "; ".join([*reasons, f"up to {SHORT} tokens {short_times}", f"above {long_times}"])
+
+    def by_longest(qkv: torch.Tensor, layout: Layout, heads: int) -> torch.Tensor:
+        return (short if layout.longest <= SHORT else long)(qkv, layout, heads)
+
+    return short if short is long else by_longest, reason
 
 
 def _error(
