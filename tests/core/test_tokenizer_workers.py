@@ -125,6 +125,14 @@ def test_workers_that_cannot_start_are_not_needed(
     assert len(caplog.records) == 1
 
 
+def test_workers_that_do_not_read_delay_nothing(here: Otherwise, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(child_process, "_COMMAND", "import signal; signal.pause()")
+    found = TokenizerWorkers(here.tokenizer._cut.to_str(), 2, here)
+    assert_same(found.ids(TEXTS), here.tokenizer)
+    found.close()
+    assert [worker.process.returncode for worker in found._workers] == [-9, -9]
+
+
 def test_closing_ends_the_processes(workers: TokenizerWorkers, here: Otherwise) -> None:
     processes = [worker.process for worker in workers._workers]
     assert [process.poll() for process in processes] == [None, None]

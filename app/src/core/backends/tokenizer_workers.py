@@ -9,7 +9,7 @@ import os
 import re
 import subprocess
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from ..child_process import Calls, ChildProcess
@@ -61,10 +61,14 @@ class TokenizerWorkers:
         self._otherwise = otherwise
         self._process = os.getpid()
         self._closed = self._warned = False
-        threads = max(1, processors() // (count * engines))
+        share = max(1, processors() // (count * engines))
         # Errors could show texts: they are not printed.
         self._workers = [ChildProcess(serve, stderr=subprocess.DEVNULL) for _ in range(count)]
-        self.started = [worker.call(tokenizer, threads) for worker in self._workers]
+        waiting = ThreadPoolExecutor(count, thread_name_prefix="owl-sap-tokenizer")  # until they read the tokenizer
+        self.started = [
+            waiting.submit(lambda worker: worker.call(tokenizer, share).result(), worker) for worker in self._workers
+        ]
+        waiting.shutdown(wait=False)
         for each in self.started:
             each.add_done_callback(self._answered)
 
