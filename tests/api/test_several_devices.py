@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import time
 from pathlib import Path
 
 import pytest
 
+from app.src.core import child as child_module
 from app.src.core.child import ChildEngine
+from app.src.observe import checks
 from app.src.service.service import Service
 from app.src.settings import Settings
 from tests.api.conftest import TableSource, serving, settings_in
@@ -17,6 +22,22 @@ def settings(tmp_path: Path) -> Settings:
     plain = settings_in(tmp_path)
     devices = Settings.model_validate({"embedding": {"model": "hash:64", "device": ["cpu:0", "cpu:1"]}})
     return plain.model_copy(update={"embedding": devices.embedding})
+
+
+def test_a_device_that_hangs_makes_the_service_unready(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(child_module, "SILENT_SECONDS", 0.0)
+    monkeypatch.setattr(checks, "STALLED_SECONDS", 2.0)  # a child reports every second
+    with serving(service) as client:
+        assert client.get("/health/ready").status_code == 200
+        child = service.parts.engine.members[1]
+        assert isinstance(child, ChildEngine)
+        os.kill(child._child.process.pid, signal.SIGSTOP)
+        try:
+            while client.get("/health/ready").status_code == 200:
+                time.sleep(0.05)
+            assert client.get("/health/live").status_code == 200
+        finally:
+            os.kill(child._child.process.pid, signal.SIGCONT)
 
 
 def test_a_service_goes_on_with_the_devices_that_work(service: Service, source: TableSource) -> None:
@@ -31,8 +52,8 @@ def test_a_service_goes_on_with_the_devices_that_work(service: Service, source: 
 
         child = service.parts.engine.members[1]
         assert isinstance(child, ChildEngine)
-        child._process.kill()
-        child._reader.join(60)
+        child._child.process.kill()
+        child._child._reader.join(60)
         ready = client.get("/health/ready")
         assert ready.status_code == 200
         assert "CPU (cpu) computes nothing more until the service is restarted" in ready.json()["note"]

@@ -33,6 +33,14 @@ from tests.core.conftest import MINILM, ScriptedBackend
 TEXTS = [" ".join(["pump seal hydraulic oil leak"] * (1 + number * 7 % 23)) + f" {number}" for number in range(60)]
 
 
+@pytest.fixture(autouse=True)
+def _card_that_works(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where there is none, for what is closed as on a card."""
+    if not torch.cuda.is_available():
+        stream = SimpleNamespace(synchronize=lambda: None)
+        monkeypatch.setattr(torch.cuda, "current_stream", lambda _device=None: stream)
+
+
 class HereAndNow(CudaCard):
     """A card whose queues do everything at once, in the host's memory."""
 
@@ -264,16 +272,16 @@ def test_nothing_of_a_card_that_failed_is_freed(monkeypatch: pytest.MonkeyPatch)
     assert downloads is not None
     assert isinstance(encoder, PackedEncoder)
     assert isinstance(encoder._uploads, CardUploads)
-    downloading, held = downloads._stream, list[weakref.ref[torch.Tensor]]()
+    copied, held = card.copy, list[weakref.ref[torch.Tensor]]()
 
-    def keep_for(tensor: torch.Tensor, stream: object) -> None:
-        if stream is downloading:
-            held.append(weakref.ref(tensor))
+    def copy(target: torch.Tensor, source: torch.Tensor) -> None:
+        held.append(weakref.ref(source))
+        copied(target, source)
 
     def fail(_queue: HereAndNow.Queue) -> None:
         raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
 
-    monkeypatch.setattr(card, "keep_for", keep_for)
+    monkeypatch.setattr(card, "copy", copy)
     with EmbeddingEngine(backend) as engine:
         monkeypatch.setattr(HereAndNow.Queue, "synchronize", fail)
         with pytest.raises(DeviceFailed):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError, Future
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -27,6 +29,7 @@ from app.src.core.backends import (
     DeviceFailed,
     DeviceUnavailable,
     EngineClosed,
+    EngineError,
     ModelNotFound,
     NonFinite,
     OutOfMemory,
@@ -36,6 +39,7 @@ from app.src.core.backends import (
 )
 from app.src.core.backends.tokenizing import RustTokenizer
 from app.src.core.child import ChildEngine
+from app.src.core.child_process import Calls
 from app.src.core.device import detect, devices_of
 from app.src.core.engine import EmbeddingEngine
 from app.src.core.loading import EngineOptions, load_engine
@@ -534,6 +538,99 @@ def test_closing_ends_the_children_and_the_calls_that_wait(children: EnginePool)
     assert isinstance(call.exception(60), EngineClosed) or call.result().shape == (len(TEXTS), 32)
     with pytest.raises(EngineClosed):
         child.submit(["oil"], "bulk", input_type="document", normalize=True, counted=None).result(0)
+
+
+def test_a_child_that_reads_nothing_is_killed_at_closing(children: EnginePool, monkeypatch: pytest.MonkeyPatch) -> None:
+    child = only_child(children)
+    os.kill(child._child.process.pid, signal.SIGSTOP)
+    call = later(lambda: children.embed(["pump " * 1_000_000], "bulk"))  # more than the socket takes
+    while not child._child._messages._sending.locked():
+        time.sleep(0.001)
+    monkeypatch.setattr(child_module, "CLOSE_SECONDS", 0.1)
+    later(children.close).result(60)
+    assert child._child.process.returncode == -signal.SIGKILL
+    assert isinstance(call.exception(60), EngineClosed)
+
+
+def load_for_ever(_options: EngineOptions) -> EmbeddingEngine:
+    signal.pause()
+    raise AssertionError
+
+
+def test_closing_does_not_wait_for_a_child_that_loads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(child_module, "CLOSE_SECONDS", 600.0)
+    child = ChildEngine(load_for_ever, EngineOptions("hash:32", device="cpu:1"))
+    child.close()
+    assert child._child.process.returncode == -signal.SIGKILL
+    with pytest.raises(EngineClosed):
+        child.load()
+
+
+def bulk(child: ChildEngine, counted: Callable[[list[int]], None] | None = None) -> Future[Vectors]:
+    return child.submit(["oil leak"], "bulk", input_type="document", normalize=True, counted=counted)
+
+
+def test_a_child_with_half_a_message_gets_no_other_one(children: EnginePool, monkeypatch: pytest.MonkeyPatch) -> None:
+    child = child_of(children)
+
+    def interrupted(_content: bytes) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(child._child._messages, "send", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            bulk(child)
+    child._child._reader.join(60)
+    assert "exit status -9" in children.failures[1]
+    assert children.embed(["oil leak"], "bulk").shape == (1, 32)
+
+
+def test_an_answer_that_cannot_be_read_ends_the_child(children: EnginePool, monkeypatch: pytest.MonkeyPatch) -> None:
+    child = child_of(children)
+
+    def without_memory() -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(child._child._messages, "receive", without_memory)
+    with suppress(WorkerDied):  # an answer may already have been on its way
+        bulk(child).result(60)
+    child._child._reader.join(60)
+    assert "exit status -9" in children.failures[1]
+
+
+def test_an_error_of_counted_is_that_of_the_call(children: EnginePool) -> None:
+    child = child_of(children)
+
+    def refuse(_counts: list[int]) -> None:
+        raise PermissionError("planted")
+
+    with pytest.raises(PermissionError, match="planted"):
+        bulk(child, refuse).result(60)
+    assert bulk(child).result(60).shape == (1, 32)
+
+
+def test_an_error_that_cannot_be_sent_is_answered_all_the_same() -> None:
+    sent: list[Any] = []
+    messages: Any = SimpleNamespace(send=lambda pickled: sent.append(pickle.loads(pickled)))
+    Calls(messages).answer(3, ValueError(threading.Lock()))
+    ((number, error, last),) = sent
+    assert (number, type(error), last) == (3, EngineError, True)
+    assert "ValueError" in str(error)
+
+
+def test_texts_of_a_dead_child_do_not_wait_for_ever(children: EnginePool) -> None:
+    waiting: list[int] = []
+
+    class Seeing(Watcher):
+        def queued(self, lane: Lane, texts: int) -> None:
+            waiting.append(texts)
+
+    children.configure_queue(watcher=Seeing())
+    child = child_of(children)
+    child._report(({}, [("queued", "bulk", 5), ("queued", "interactive", 2), ("queued", "bulk", -1)]))
+    child._child.process.kill()
+    child._child._reader.join(60)
+    assert sum(waiting) == 0
 
 
 def test_a_child_ignores_the_signals_that_its_parent_handles(children: EnginePool) -> None:

@@ -228,6 +228,21 @@ def test_the_next_batch_gets_to_the_card_before_this_one_is_computed() -> None:
     np.testing.assert_array_equal(first(), 2.0 * numbers_of(0, 2, 2))
 
 
+def test_vectors_that_were_read_are_freed_without_the_card(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may have failed in the next batch meanwhile; an error while tensors are freed aborts the process."""
+    card = SimulatedCard()
+    uploads, downloads = CardUploads(card), Downloads(card)
+    found = computed(card, uploads, 0, (2, 2))
+    alive, told = weakref.ref(found), list[torch.Tensor]()
+    monkeypatch.setattr(card, "keep_for", lambda tensor, _stream: told.append(tensor))
+    running = downloads.fetch(found)
+    del found
+    assert alive() is not None, "until its copy has ended"
+    np.testing.assert_array_equal(running(), 2.0 * numbers_of(0, 2, 2))
+    assert not told
+    assert alive() is None
+
+
 def test_buffers_are_used_again_and_grow_seldom() -> None:
     card = SimulatedCard()
     uploads, downloads = CardUploads(card), Downloads(card)

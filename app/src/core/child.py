@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
@@ -39,7 +40,8 @@ class ChildEngine:
         self._closed = False
         self.token_budget = self.planned_tokens = self.deaths = 0
         self._failed, self._stats, self._stalled, self._heard = "", EngineStats(), 0.0, time.monotonic()
-        self._child = ChildProcess(serve, reported=self._report, error=self._error)
+        self._queued = Counter[Lane]()  # texts that wait in the child
+        self._child = ChildProcess(serve, reported=self._report, lost=self._lose_queue, error=self._error)
         self._loaded = self._child.call(load, options)
 
     def load(self) -> None:
@@ -94,13 +96,20 @@ class ChildEngine:
 
     def close(self) -> None:
         self._closed = True
-        self._child.close(CLOSE_SECONDS)
+        self._child.close(CLOSE_SECONDS if self._loaded.done() else 0)
 
     def _report(self, report: tuple[dict[str, Any], list[tuple[Any, ...]]]) -> None:
         state, events = report
         vars(self).update(state, _heard=time.monotonic())
         for name, *event in events:
+            if name == "queued":
+                lane, texts = event
+                self._queued[lane] += texts
             getattr(self._watcher, name)(*event)
+
+    def _lose_queue(self) -> None:
+        for lane, texts in self._queued.items():
+            self._watcher.queued(lane, -texts)
 
     def _error(self) -> EngineClosed | WorkerDied:
         if self._closed:
@@ -145,7 +154,7 @@ class _Answers:
         self._calls, self._engine = calls, engine
         self._running: dict[int, Future[Vectors]] = {}
         self._reporting = threading.Lock()
-        self._events: list[tuple[Any, ...]] = []  # since the last report
+        self._events: deque[tuple[Any, ...]] = deque()  # since the last report
         for name in EVENTS:
             setattr(self.watcher, name, lambda *event, name=name: self._events.append((name, *event)))
 
@@ -182,7 +191,7 @@ class _Answers:
         state = {name: getattr(engine, name) for name in ("token_budget", "planned_tokens", "deaths")}
         state |= {"_failed": engine.failed, "_stats": engine.stats(), "_stalled": engine.stalled()}
         with self._reporting:
-            events, self._events = self._events, []
+            events = [self._events.popleft() for _ in range(len(self._events))]
             self._calls.answer(0, (state, events))
 
     def repeat_reports(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import os
 import pickle
 import signal
@@ -24,6 +25,7 @@ _COMMAND = (
     "from {serve.__module__} import {serve.__name__} as serve; run(serve, int(sys.argv[1]))"
 )
 Progress = Callable[[Any], object]
+_log = logging.getLogger(__name__)
 ENDED = (EOFError, OSError, pickle.UnpicklingError)  # the last one within a message
 
 
@@ -38,12 +40,14 @@ class ChildProcess:
         self,
         serve: Callable[[Calls], None],
         *,
-        reported: Callable[[Any], None] | None = None,
+        reported: Callable[[Any], None] = lambda _: None,
+        lost: Callable[[], None] = lambda: None,
         error: Callable[[], Exception] = EOFError,
         stderr: int | None = None,
     ) -> None:
-        """`reported` gets what the child reports unasked; `error` makes the error of a call that it cannot answer."""
-        self._reported, self._error = reported, error
+        """`reported` gets what the child reports unasked; `lost` is called when it has ended; `error` makes the error
+        of a call that it cannot answer."""
+        self._reported, self._lost, self._error = reported, lost, error
         self._calls: dict[int, tuple[Future[Any], Progress | None]] = {}
         self._numbers = itertools.count(1)
         self.ended = False
@@ -68,10 +72,11 @@ class ChildProcess:
 
     def call(self, *content: object, progress: Progress | None = None) -> Future[Any]:
         """Return the future answer; cancelling it cancels the call. `progress` gets earlier answers, in the thread that
-        reads."""
+        reads; its error is the call's."""
         number, future = next(self._numbers), Future[Any]()
+        message = _pickled((number, content))
         self._calls[number] = future, progress
-        self._send((number, content))
+        self._send(message)
         if self.ended:  # perhaps before the call was noted
             self._fail_calls()
         future.add_done_callback(partial(self._cancel, number))
@@ -79,43 +84,60 @@ class ChildProcess:
 
     def close(self, seconds: float) -> None:
         """Let `serve` return, and wait for the end of the process; kill it after `seconds`."""
+        kill = threading.Thread(target=self._kill_after, args=(seconds,), daemon=True)
+        kill.start()  # also ends a `_send` to a child that does not read
         if seconds:
-            self._send(None)
+            self._send(_pickled(None))
+        kill.join()
+        if threading.current_thread() is not self._reader:
+            self._reader.join()
+
+    def _kill_after(self, seconds: float) -> None:
         try:
             self.process.wait(seconds)
         except subprocess.TimeoutExpired:
             self.process.kill()
-        if threading.current_thread() is not self._reader:
-            self._reader.join()
 
     def _cancel(self, number: int, future: Future[Any]) -> None:
         if future.cancelled() and self._calls.pop(number, None) is not None:
-            self._send((number, None))
+            self._send(_pickled((number, None)))
 
-    def _send(self, message: object) -> None:
-        with suppress(*ENDED, ValueError):  # of a dead child (closed files): the reader fails its calls
+    def _send(self, message: bytes) -> None:
+        try:
             self._messages.send(message)
+        except (*ENDED, ValueError):
+            pass  # of a dead child (closed files): the reader fails its calls
+        except BaseException:  # such as Ctrl-C: the child may have a part of the message, and would misread the next
+            self.process.kill()
+            raise
 
     def _read(self) -> None:
-        with suppress(*ENDED):
+        try:
             while True:
-                number, content, last = self._messages.receive()
-                if not number:
-                    if self._reported is not None:
-                        self._reported(content)
-                elif (call := self._calls.pop(number, None) if last else self._calls.get(number)) is not None:
-                    future, progress = call
-                    try:
-                        if not last and progress is not None:
-                            progress(content)
-                    except Exception as error:
-                        content, last = error, self._calls.pop(number, None) is not None
-                    if last:
-                        _settle(future, content)
+                self._take(*self._messages.receive())
+        except ENDED:
+            pass
+        except Exception as error:  # for want of memory, for example; later answers would never be read
+            _log.error("ending a process because its answer cannot be read: %s", type(error).__name__)
+            self.process.kill()
         self.process.wait()
         self._messages.close()
         self.ended = True
+        self._lost()
         self._fail_calls()
+
+    def _take(self, number: int, content: Any, last: bool) -> None:
+        if not number:
+            self._reported(content)
+        elif (call := self._calls.pop(number, None) if last else self._calls.get(number)) is not None:
+            future, progress = call
+            try:
+                if not last and progress is not None:
+                    progress(content)
+            except Exception as error:
+                content, last = error, self._calls.pop(number, None) is not None
+            if last:
+                _settle(future, content)
 
     def _fail_calls(self) -> None:
         with suppress(KeyError):  # none is left
@@ -132,6 +154,10 @@ def _settle(future: Future[Any], content: Any) -> None:
             future.set_result(content)
 
 
+def _pickled(message: object) -> bytes:
+    return pickle.dumps(message, 5)
+
+
 class _Messages:
     """Pickles over a socket. Sending is thread-safe. Raises ENDED if the other process has ended."""
 
@@ -140,10 +166,9 @@ class _Messages:
         end.close()  # the files keep it open
         self._sending = threading.Lock()
 
-    def send(self, message: object) -> None:
-        content = pickle.dumps(message, 5)
+    def send(self, pickled: bytes) -> None:
         with self._sending:
-            self._out.write(content)
+            self._out.write(pickled)
             self._out.flush()
 
     def receive(self) -> Any:
@@ -168,7 +193,11 @@ class Calls(_Messages):
         if isinstance(content, Exception):
             known = isinstance(content, EngineError) or type(content).__module__ == "builtins"
             content = content if known else EngineError(f"{type(content).__name__}: {content}")
-        self.send((number, content, last))
+        try:
+            message = _pickled((number, content, last))
+        except Exception as error:  # of a value in an error
+            message = _pickled((number, EngineError(f"{type(content).__name__}, not shown: {error}"), last))
+        self.send(message)
 
 
 def run(serve: Callable[[Calls], None], descriptor: int) -> None:

@@ -50,9 +50,10 @@ def _pool(each: Sequence[EngineOptions], onnx: GraphOptions | None) -> EnginePoo
     with ExitStack() as loaded:
         first = loaded.enter_context(_load(each[0], None))
         if first.dimension < THREADS_FROM:
-            children = [ChildEngine(load_engine, options) for options in each[1:]]
-            for child in children:
-                loaded.callback(child.close)
+            children = []
+            for options in each[1:]:
+                children.append(ChildEngine(load_engine, options))
+                loaded.callback(children[-1].close)
             for child in children:  # they load at the same time
                 child.load()
             members: Sequence[Member] = [first, *children]

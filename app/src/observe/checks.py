@@ -152,6 +152,8 @@ class Checks:
             raise DeviceFailed(failed)
 
         engine = (embedder or self._parts.embedder).engine
+        if engine.stalled() > STALLED_SECONDS:  # of several devices, another one might answer
+            raise EngineError(_STALLED.format(engine.stalled()))
         try:
             future = engine.submit(["probe"])
         except EngineOverloaded:
@@ -160,9 +162,7 @@ class Checks:
             vectors = future.result(patience)
         except TimeoutError:
             future.cancel()
-            if engine.stalled() > STALLED_SECONDS:
-                raise EngineError(_STALLED.format(engine.stalled())) from None
-            return
+            return  # busy, or about to count as stalled
         if not np.isfinite(vectors).all():
             raise RuntimeError("the engine returned numbers that are not finite")
 

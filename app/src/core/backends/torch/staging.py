@@ -137,8 +137,9 @@ class Downloads:
         self._stream.wait_event(card.computing().record_event())
         with card.on(self._stream):
             card.copy(target, found)
-        card.keep_for(found, self._stream)
-        kept = [(target, found, self._stream.record_event())]  # kept alive until they are copied
+        # Both are kept until the host has seen the copy end. After `keep_for` torch would record an event when the
+        # vectors are freed; if the next batch has failed by then, that aborts the process.
+        kept = [(target, found, self._stream.record_event())]
         lock, answer, device = threading.Lock(), Future[Vectors](), found.device
 
         def read() -> Vectors:
