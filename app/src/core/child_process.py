@@ -154,29 +154,6 @@ def _settle(future: Future[Any], content: Any) -> None:
             future.set_result(content)
 
 
-class Calls:
-    """The parent's calls, in the child process. Thread-safe, but for the iteration."""
-
-    def __init__(self, messages: _Messages) -> None:
-        self._messages = messages
-
-    def __iter__(self) -> Iterator[tuple[int, Any]]:
-        """Yield number and content of each call until the parent closes; content None cancels a call."""
-        while (message := self._messages.receive()) is not None:
-            yield message
-
-    def answer(self, number: int, content: object, *, last: bool = True) -> None:
-        """Answer a call with a value or an error, or report something as number 0."""
-        if isinstance(content, Exception):
-            known = isinstance(content, EngineError) or type(content).__module__ == "builtins"
-            content = content if known else EngineError(f"{type(content).__name__}: {content}")
-        try:
-            message = _pickled((number, content, last))
-        except Exception as error:  # of a value in an error
-            message = _pickled((number, EngineError(f"{type(content).__name__}, not shown: {error}"), last))
-        self._messages.send(message)
-
-
 def _pickled(message: object) -> bytes:
     return pickle.dumps(message, 5)
 
@@ -203,9 +180,29 @@ class _Messages:
             self._out.close()
 
 
+class Calls(_Messages):
+    """The parent's calls, in the child process. Answering is thread-safe."""
+
+    def __iter__(self) -> Iterator[tuple[int, Any]]:
+        """Yield number and content of each call until the parent closes; content None cancels a call."""
+        while (message := self.receive()) is not None:
+            yield message
+
+    def answer(self, number: int, content: object, *, last: bool = True) -> None:
+        """Answer a call with a value or an error, or report something as number 0."""
+        if isinstance(content, Exception):
+            known = isinstance(content, EngineError) or type(content).__module__ == "builtins"
+            content = content if known else EngineError(f"{type(content).__name__}: {content}")
+        try:
+            message = _pickled((number, content, last))
+        except Exception as error:  # of a value in an error
+            message = _pickled((number, EngineError(f"{type(content).__name__}, not shown: {error}"), last))
+        self.send(message)
+
+
 def run(serve: Callable[[Calls], None], descriptor: int) -> None:
     """Serve the parent over its socket, in the child process, until `serve` returns or the parent has ended."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a service manager sends it to all processes of a service
     with suppress(*ENDED):
-        serve(Calls(_Messages(socket.socket(fileno=descriptor))))
+        serve(Calls(socket.socket(fileno=descriptor)))
     os._exit(0)  # without waiting for threads, one of which may hang in the driver
