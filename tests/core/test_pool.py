@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
-import pickle
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -599,10 +599,11 @@ def test_an_answer_that_cannot_be_read_ends_the_child(children: EnginePool, monk
 
 
 def test_an_error_that_cannot_be_sent_is_answered_all_the_same() -> None:
-    sent: list[Any] = []
-    messages: Any = SimpleNamespace(send=lambda pickled: sent.append(pickle.loads(pickled)))
-    Calls(messages).answer(3, ValueError(threading.Lock()))
-    ((number, error, last),) = sent
+    ours, theirs = map(Calls, socket.socketpair())
+    theirs.answer(3, ValueError(threading.Lock()))
+    number, error, last = ours.receive()
+    for end in (ours, theirs):
+        end.close()
     assert (number, type(error), last) == (3, EngineError, True)
     assert "ValueError" in str(error)
 
