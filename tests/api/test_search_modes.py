@@ -455,7 +455,7 @@ def test_passages_of_many_hits_are_read_in_portions(synced: Service, monkeypatch
         options = SearchOptions("hybrid", passages=3)
         hits = synced.search.run("materials", "pump seal", 9, None, options, principal=OPERATOR).hits
         # Products of another number of vectors may differ in the last bit.
-        return [[(each.text, each.chunk, round(each.score, 9)) for each in hit.passages] for hit in hits]
+        return [[(each.text, each.chunk, round(each.score, 9)) for each in hit.passages or ()] for hit in hits]
 
     asked: list[int] = []
 

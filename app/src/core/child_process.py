@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import os
-import pickle
+import pickle  # nosec B403 # between this process and its own child only
 import signal
 import socket
 import subprocess
@@ -172,7 +172,7 @@ class _Messages:
             self._out.flush()
 
     def receive(self) -> Any:
-        return pickle.load(self._in)
+        return pickle.load(self._in)  # nosec B301 # nosemgrep: owl-pickle - from the other of the two processes
 
     def close(self) -> None:
         with self._sending, suppress(*ENDED):
