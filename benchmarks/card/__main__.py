@@ -172,7 +172,7 @@ def run_all(given: argparse.Namespace) -> int:
             model=given.model.resolve() if given.model else None,
         )
         refusal: PartFailed | None = None
-        for start in ("fork", "spawn"):  # should a fork break CUDA here after all, start anew for each part
+        for start in ("fork", "spawn"):  # if CUDA fails after a fork, spawn a process for each part
             run = replace(run, start=start)
             try:
                 (about,) = apart(start, partial(described, run), ends)

@@ -131,7 +131,7 @@ def _recomputed(work: Callable[[], Any]) -> tuple[Any, Any]:
 
 @contextlib.contextmanager
 def _searching(run: Run) -> Iterator[None]:
-    """Multiply and allocate on another stream meanwhile, as searches do."""
+    """Multiply and allocate on another stream, as searches do."""
     import torch
 
     ended = threading.Event()

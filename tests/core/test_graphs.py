@@ -329,7 +329,7 @@ def test_a_size_that_a_trial_held_but_the_whole_ladder_does_not_is_named(slow: S
 
 
 def test_larger_batches_are_recorded_only_while_they_gain(slow: Slow) -> None:
-    """The long ladder of fast cards ends where computing is no slower than launching."""
+    """On fast cards recordings are tried up to the size at which computing takes as long as launching."""
 
     class Even(Recorder):
         def __call__(self, work: Callable[[], torch.Tensor]) -> tuple[Any, torch.Tensor]:
