@@ -112,8 +112,8 @@ class _Cores:
         self._busy = 0
 
     def each(self, parts: Sequence[_Part], work: Callable[[_Part], None]) -> None:
-        """Call `work` with each part, on this thread and on idle cores, at most one for two parts. Raises the first error
-        after all have ended."""
+        """Call `work` with each part, on this thread and on idle cores, at most one for two parts. Raises the first
+        error after all have ended."""
         turns, errors, helpers = iter(parts), list[BaseException](), list[threading.Thread]()
 
         def run() -> None:
