@@ -1,5 +1,4 @@
-"""Ids and digests as earlier versions stored them. A change here makes the next sync of every user write all rows again:
-then increase `RENDERING` instead, and say so in the changelog."""
+"""Ids and digests as earlier versions stored them. If one changes, every user's next sync writes all rows again."""
 
 from __future__ import annotations
 
@@ -8,9 +7,9 @@ from decimal import Decimal
 
 import pytest
 
-from connector.document.document import Renderer, content_hash, document_id, quarantine_id
+from connector.document.document import Renderer, content_hash, document_id, document_ids, quarantine_id
 from connector.errors import RowRejected
-from connector.model import Cells, CollectionSpec, Column, Row, Table, TableRef
+from connector.model import Cells, CollectionSpec, Column, Document, Page, Row, Table, TableRef
 
 KINDS = ("NVARCHAR", "DOUBLE")  # columns of floating numbers make the digest of every row another one
 NAMES = ("K", "N", "A", "B", "C", "D", "BUDAT", "MATNR")
@@ -204,13 +203,40 @@ def read(values: tuple[object, ...], made: Renderer) -> Row:
 def shown(values: tuple[object, ...], made: Renderer) -> tuple[str, ...]:
     """Return the id or its error, then the row's digest, and what a rendered row is stored with."""
     row = read(values, made)
-    digest = made.row_digest(row).hex()
     try:
-        document = made.document(row)
+        return result(made.document(row), row, made)
     except RowRejected as error:
-        return quarantine_id(row.key), digest, str(error)
+        return result(error, row, made)
+
+
+def result(document: Document | RowRejected, row: Row, made: Renderer) -> tuple[str, ...]:
+    digest = made.row_digest(row).hex()
+    if isinstance(document, RowRejected):
+        return quarantine_id(row.key), digest, str(document)
     assert document.id == document_id(row.key)
     return document.id, digest, document.text, content_hash(document, 0, 1).hex(), content_hash(document, 1, 3).hex()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("copies", [1, 3])  # three: texts repeat
+@pytest.mark.parametrize("invalid", [0, 1])  # the last row is rejected
+def test_rows_together_are_as_one_by_one(kind: str, copies: int, invalid: int) -> None:
+    one = renderer(kind)
+    rows = [read(values, one) for values in ROWS[: len(ROWS) - 1 + invalid]] * copies
+    page = Page(rows[0].values._places, 2, [row.values.in_order for row in rows])
+    ids = document_ids(page.keys)
+    assert ids == [document_id(row.key) for row in rows]
+    assert one.row_digests(page) == [one.row_digest(row) for row in rows]
+    expected = [shown(values, one) for values in ROWS[: len(ROWS) - 1 + invalid]] * copies
+    for some in (rows, page):
+        documents = one.documents(some, ids)
+        assert [result(document, row, one) for document, row in zip(documents, rows, strict=True)] == expected
+    uniform = [
+        Row(("k", number), Cells(rows[0].values._places, ("k", number, *rows[0].values.in_order[2:])))
+        for number in range(4)
+    ]
+    assert document_ids([row.key for row in uniform]) == [document_id(row.key) for row in uniform]
+    assert one.documents(uniform, document_ids([row.key for row in uniform])) == list(map(one.document, uniform))
 
 
 @pytest.mark.parametrize("kind", KINDS)
