@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from hashlib import blake2b
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -104,9 +105,14 @@ def checked_vectors(changes: ChangeSet, dimension: int) -> Vectors:
 def checked_metadata(changes: ChangeSet) -> list[str]:
     """Return the metadata of `chunks`, then of `metadata_only`, as JSON. Raises RowsRejected, with positions in that
     order, for values without a JSON form and texts with an unpaired surrogate."""
+    chunks = (*changes.chunks, *changes.metadata_only)
+    if _ALIKE.issuperset(map(type, chain.from_iterable([chunk.metadata.values() for chunk in chunks]))):
+        with suppress(orjson.JSONEncodeError, UnicodeError):  # below, to name the rows
+            "".join([chunk.text for chunk in chunks]).encode()
+            return [orjson.dumps(chunk.metadata, option=orjson.OPT_SORT_KEYS).decode() for chunk in chunks]
     written: list[str] = []
     refused: dict[int, RowRejected] = {}
-    for position, chunk in enumerate((*changes.chunks, *changes.metadata_only)):
+    for position, chunk in enumerate(chunks):
         try:
             written.append(metadata_text(chunk.metadata))
             chunk.text.encode()

@@ -5,15 +5,14 @@ the others are written.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from itertools import islice
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from connector import failpoints
-from connector.document.document import Renderer, vector_digest
+from connector.document.document import Renderer, vector_digests
 from connector.errors import Overloaded, RowRejected, RowsRejected
-from connector.model import ChangeSet, Chunk, Document, Lease, QuarantinedRow, Vector
+from connector.model import ChangeSet, Chunk, Document, Lease, QuarantinedRow, Vectors
 from connector.sync.embedding import TextEmbedder
 from connector.sync.options import Ends, StageClock
 
@@ -32,16 +31,19 @@ class Written:
     undone: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+_NO_REST = ChangeSet()
+
+
+@dataclass(slots=True)  # not frozen: there is one for each row, and a frozen one takes three times as long to make
 class Piece:
     """One document's part of a transaction: chunks with their vectors, or `rest`, entries without chunks. `digest`: of
     the row as read."""
 
     id: str
     chunks: Sequence[Chunk] = ()
-    vectors: Sequence[Vector] = ()
+    vectors: Vectors = field(default_factory=lambda: np.empty((0, 0), np.float32))
     digest: bytes | None = None
-    rest: ChangeSet = field(default_factory=ChangeSet)
+    rest: ChangeSet = field(default_factory=lambda: _NO_REST)
 
     @property
     def weight(self) -> int:
@@ -84,12 +86,14 @@ class DocumentWriter:
             return ready, refused
         with self._clock("tokenize", len(documents)):
             chunked = self._renderer.chunks_of(documents)
-        vectors = iter(self.embed([chunk.text for chunks in chunked for chunk in chunks]))
+        rendered = [chunk for chunks in chunked for chunk in chunks]
+        vectors, sound = self.embed([chunk.text for chunk in rendered])
         failpoints.reach("after_embed")
+        hashed, start, end = with_vectors(rendered, vectors), 0, 0
         for document, chunks in zip(documents, chunked, strict=True):
-            sound = [vector for vector in islice(vectors, len(chunks)) if vector is not None]
-            if len(sound) == len(chunks):
-                ready.append(Piece(document.id, with_vectors(chunks, sound), sound, document.row_digest))
+            start, end = end, end + len(chunks)
+            if all(sound[start:end]):
+                ready.append(Piece(document.id, hashed[start:end], vectors[start:end], document.row_digest))
             else:
                 reason = "the model gave no finite vector for its text"
                 refused.append(QuarantinedRow(document.id, "embed", reason, digest=document.row_digest))
@@ -178,10 +182,12 @@ class DocumentWriter:
         written.quarantined += rows
 
 
-def with_vectors(chunks: Sequence[Chunk], vectors: Sequence[Vector]) -> list[Chunk]:
+def with_vectors(chunks: Sequence[Chunk], vectors: Vectors) -> list[Chunk]:
     """Return the chunks with the vector's digest appended to their hash, so that `verify` detects a changed vector."""
-    pairs = zip(chunks, vectors, strict=True)
-    return [replace(chunk, content_hash=chunk.content_hash + vector_digest(vector)) for chunk, vector in pairs]
+    return [
+        Chunk(chunk.id, chunk.number, chunk.text, chunk.metadata, chunk.content_hash + digest)
+        for chunk, digest in zip(chunks, vector_digests(vectors), strict=True)
+    ]
 
 
 _REST = ("metadata_only", "deleted", "quarantined", "released")  # a change set's entries other than chunks
@@ -201,8 +207,8 @@ def _merged(pieces: Sequence[Piece]) -> ChangeSet:
         else:
             for name in _REST:
                 getattr(changes, name).extend(getattr(piece.rest, name))
-    vectors = [vector for piece in pieces for vector in piece.vectors]
-    changes.vectors = np.stack(vectors) if vectors else None
+    vectors = [piece.vectors for piece in pieces if piece.chunks]
+    changes.vectors = np.concatenate(vectors) if vectors else None
     return changes
 
 
@@ -212,7 +218,7 @@ def _by_document(changes: ChangeSet) -> list[Piece]:
     for name in _REST:
         for entry in getattr(changes, name):
             id_ = entry if isinstance(entry, str) else entry.id
-            getattr(pieces.setdefault(id_, Piece(id_)).rest, name).append(entry)
+            getattr(pieces.setdefault(id_, Piece(id_, rest=ChangeSet())).rest, name).append(entry)
     return list(pieces.values())
 
 

@@ -8,14 +8,13 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import Any
 
 import numpy as np
 
 from connector.document.document import Chunker, chunks, metadata_digest
 from connector.errors import BadDocument, LeaseLost, RowRejected, RowsRejected, WrongOrigin
-from connector.model import ChangeSet, Checkpoint, CollectionSpec, Document, Lease, Vector
+from connector.model import ChangeSet, Checkpoint, CollectionSpec, Document, Lease, Vectors
 from connector.protocols import Embedder
 from connector.stores.records import foreign_ids, metadata_text, stored_id, stored_ids
 from connector.stores.store import VectorStore
@@ -29,7 +28,7 @@ from connector.sync.stored_index import StoredIndex
 MAX_DEPTH = 100  # levels of a document's metadata
 KEY = ("id",)  # the key of a collection that clients write, for hits
 _Wanted = dict[str, tuple[int, Document]]  # by stored id: the place in the request, and the document
-_Ready = dict[str, tuple[list[str], list[Vector]]]  # by stored id: the pieces of the text and their vectors
+_Ready = dict[str, tuple[list[str], Vectors]]  # by stored id: the pieces of the text and their vectors
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,11 +114,10 @@ class Documents:
             with self._turn.taken(self._store, name) as lease:
                 checkpoint = self._store.open(name, self._embedder)
                 changes, replaced = self._prepare(wanted, put, ready)  # another writer may have changed rows
-                for id_ in replaced:
-                    pieces, sound = ready[id_]
-                    changes.chunks += with_vectors(chunks(wanted[id_][1], pieces), sound)
                 if replaced:
-                    changes.vectors = np.stack([vector for id_ in replaced for vector in ready[id_][1]])
+                    changes.vectors = np.concatenate([ready[id_][1] for id_ in replaced])
+                    rendered = [chunk for id_ in replaced for chunk in chunks(wanted[id_][1], ready[id_][0])]
+                    changes.chunks = with_vectors(rendered, changes.vectors)
                 put.unchanged = len(wanted) - put.upserted
                 if checkpoint.mark != WRITTEN:
                     changes.checkpoint = Checkpoint(key=KEY, mark=WRITTEN)
@@ -154,15 +152,16 @@ class Documents:
         new = [id_ for id_ in replaced if id_ not in ready]
         pieces = self._chunker.pieces_of([wanted[id_][1].text for id_ in new])
         embed = TextEmbedder(self._embedder, StageClock())
-        vectors = iter(embed([piece for some in pieces for piece in some]))
+        vectors, sound = embed([piece for some in pieces for piece in some])
+        start = end = 0
         put.embedded_texts += embed.embedded
         put.tokens += embed.tokens
         for id_, some in zip(new, pieces, strict=True):
-            sound = [vector for vector in islice(vectors, len(some)) if vector is not None]
-            if len(sound) < len(some):
+            start, end = end, end + len(some)
+            if not all(sound[start:end]):
                 place = wanted[id_][0]
                 raise BadDocument(f"documents[{place}]: the model gave no finite vector for its text", index=place)
-            ready[id_] = some, sound
+            ready[id_] = some, vectors[start:end]
         return changes, replaced
 
 

@@ -23,21 +23,18 @@ class TextEmbedder:
         self._cache = VectorCache()
         self.embedded = self.reused = self.tokens = 0
 
-    def __call__(self, texts: Sequence[str]) -> list[Vector | None]:
-        """Return the vector of each text, finite and of length 1; None if the engine gave no such vector.
+    def __call__(self, texts: Sequence[str]) -> tuple[Vectors, list[bool]]:
+        """Return the vectors of the texts, and for each text whether its vector is finite and of length 1. If not, the
+        engine gave no such vector, and the row has no meaning.
 
         Raises infrastructure errors. Raises TextsNotEmbeddable if the engine gives no vector for any new text, nor for
         a plain word: then the engine is at fault.
         """
         keys = list(map(VectorCache.key, texts))
-        known: dict[bytes, Vector] = {}
-        fresh: dict[bytes, str] = {}
-        for key, text in zip(keys, texts, strict=True):
-            cached = self._cache.get(key)
-            if cached is not None:
-                known[key] = cached
-            else:
-                fresh.setdefault(key, text)
+        fresh = dict(zip(keys, texts, strict=True))
+        known = {key: cached for key in fresh if (cached := self._cache.get(key)) is not None}
+        for key in known:
+            del fresh[key]
         embedded: dict[bytes, Vector] = {}
         left = fresh
         with self._clock("embed", len(fresh)):
@@ -74,9 +71,14 @@ class TextEmbedder:
         self.embedded += len(embedded)
         self.reused += len(texts) - len(fresh)
         known |= embedded
-        return list(map(known.get, keys))
+        found = np.empty((len(keys), self._embedder.dimension), np.float32)
+        for place, key in enumerate(keys):
+            if key in known:
+                found[place] = known[key]
+        return found, [key in known for key in keys]
 
 
 def _are_units(vectors: Vectors) -> list[bool]:
     lengths = np.sqrt(np.einsum("ij,ij->i", vectors, vectors, dtype=np.float64))
-    return [bool(near) for near in np.abs(lengths - 1.0) <= UNIT_TOLERANCE]  # `<=` is false for NaN
+    units: list[bool] = (np.abs(lengths - 1.0) <= UNIT_TOLERANCE).tolist()  # `<=` is false for NaN
+    return units

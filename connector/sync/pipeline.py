@@ -141,7 +141,7 @@ def read_ahead(
         _leave(threads)
 
 
-def pages_ahead(source: Source, query: Query, page_rows: int) -> AbstractContextManager[Iterator[list[Row]]]:
+def pages_ahead(source: Source, query: Query, page_rows: int) -> AbstractContextManager[Iterator[Sequence[Row]]]:
     """Return `source.pages`, read ahead while the caller processes earlier pages."""
     return read_ahead([source.pages(query, page_rows)], size_of_rows)
 
@@ -232,8 +232,7 @@ class Pipeline:
         prepared = self._writer.prepare(work.documents)
         size = _OVERHEAD_BYTES * entries(work.extra)
         for piece in prepared[0]:
-            size += sum(_OVERHEAD_BYTES + getsizeof(chunk.text) for chunk in piece.chunks)
-            size += sum(vector.nbytes for vector in piece.vectors)
+            size += piece.vectors.nbytes + sum([_OVERHEAD_BYTES + getsizeof(chunk.text) for chunk in piece.chunks])
         self._prepared.put((work, prepared), size)
 
     def _apply(self) -> None:

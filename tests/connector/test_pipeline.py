@@ -57,10 +57,8 @@ class FakeWriter:
     def prepare(self, documents: Sequence[Document]) -> Prepared:
         for document in documents:
             self.embed(document.id)
-        vector = np.ones(4, np.float32)
-        ready = [
-            Piece(each.id, [Chunk(each.id, 0, each.text, {}, b"")], [vector], each.row_digest) for each in documents
-        ]
+        vector = np.ones((1, 4), np.float32)
+        ready = [Piece(each.id, [Chunk(each.id, 0, each.text, {}, b"")], vector, each.row_digest) for each in documents]
         return ready, []
 
     def apply(self, prepared: Prepared, extra: ChangeSet | None = None, closing: ChangeSet | None = None) -> Written:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -142,6 +143,7 @@ def benchmark_embed(
     rounds: Rounds = 5,
     scale: Annotated[float, typer.Option(min=0.01, max=100, help="Size of the workloads.")] = 0.5,
     peers: Peers = None,
+    profile: Annotated[bool, typer.Option("--profile", help="Show where the time goes; runs no other engine.")] = False,
     json: JsonFlag = False,
 ) -> None:
     """Compare embedding with other engines. Measures speed and agreement of the vectors against sentence-transformers,
@@ -150,11 +152,22 @@ def benchmark_embed(
     from app.src.benchmark.harness import cores
     from app.src.benchmark.peers import DEFAULT_FOLDER
 
+    if profile and against:
+        raise UsageFault("--profile runs no other engine: leave out --against")
     chosen, folder = against or ["sentence-transformers"], peers or DEFAULT_FOLDER
     embedding = read_settings().settings.embedding
     with opened(read_settings({("embedding", "threads"): embedding.threads or cores()})) as service:
         output.say(f"loading {embedding.model}")
         engine, embedding = service.parts.engine, service.settings.embedding
+        if profile:
+            from app.src.benchmark import profile as profiles
+
+            _print_profile(
+                profiles.measure(engine, output.say, rounds=rounds, scale=scale, threads=embedding.threads or cores()),
+                profiles.COLUMNS,
+                json,
+            )
+            return
         report = benchmark.measure(engine, embedding, chosen, output.say, rounds=rounds, scale=scale, folder=folder)
     _print_benchmark(report, json)
 
@@ -227,6 +240,13 @@ def benchmark_peers(
     for name in environments.chosen(names or ()):
         if not environments.is_made(name, place):
             environments.make(name, place, output.say)
+
+
+def _print_profile(report: BenchmarkReport, columns: Sequence[str], json: bool) -> None:
+    if not json:
+        for load, parts in report.details.items():
+            output.data(parts, f"{load} texts in {report.options['precision']}", columns, json=False, whole=False)
+    _print_benchmark(report, json)
 
 
 def _print_benchmark(report: BenchmarkReport, json: bool) -> None:

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from itertools import chain, pairwise
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..device import DeviceProfile
 from ..memory import ModelShape
@@ -27,7 +26,7 @@ _WORD_WEIGHT, _TRIGRAM_WEIGHT = 1.0, 0.4
 _VERSION = "1"
 _BLOCK = 32  # texts summed at once, so that they fit the processor's cache
 _REMEMBERED = 16_384  # words whose features are cached
-_Features = tuple[NDArray[np.int64], NDArray[np.float64]]  # coordinates, and their values
+_Features = tuple[bytes, bytes]  # coordinates as int64, and their values as float64: bytes are joined fastest
 
 
 class HashingBackend(Backend):
@@ -57,7 +56,7 @@ class HashingBackend(Backend):
             document_prompt=document_prompt,
         )
         self._known: dict[str, _Features] = {}
-        self._blank = _features([""], [1.0], dimension)
+        self._blank = next(_features([""], [1.0], dimension, [0, 1]))
 
     def tokenize(self, texts: Sequence[str]) -> TokenBatch:
         words = [_TOKEN.findall(text)[:_MAX_TOKENS] for text in texts]
@@ -74,37 +73,35 @@ class HashingBackend(Backend):
 
     def forward(self, batch: TokenBatch, *, exact: bool = False, pause: Pause | None = None) -> Vectors:
         words, dimension = words_of(batch), self.info.dimension
-        needed = {word for text in words for word in text}
+        needed = set(chain.from_iterable(words))
         unknown = [word for word in needed if word not in self._known]
         if len(self._known) + len(unknown) > _REMEMBERED:
             self._known, unknown = {}, list(needed)
         # The features of a word are the word and its letter trigrams, which words of the same stem share.
         names: list[str] = []
-        features: list[float] = []
+        weights: list[float] = []
         ends = [0]
         for word in unknown:
             edged = f"<{word}>"
             grams = [edged[start : start + 3] for start in range(len(edged) - 2)]
             names += (f"={word}", *grams)
-            features += (_WORD_WEIGHT, *[_TRIGRAM_WEIGHT / max(1, len(grams)) ** 0.5] * len(grams))
-            ends.append(len(names) * _PLACES)
-        drawn, signs = _features(names, features, dimension)
+            weights += (_WORD_WEIGHT, *[_TRIGRAM_WEIGHT / max(1, len(grams)) ** 0.5] * len(grams))
+            ends.append(len(names))
         known = self._known
-        known |= zip(unknown, ((drawn[start:end], signs[start:end]) for start, end in pairwise(ends)), strict=True)
+        known |= zip(unknown, _features(names, weights, dimension, ends), strict=True)
         vectors = np.empty((len(batch), dimension), dtype=np.float32)
         for start in range(0, len(batch), _BLOCK):
             texts = [[known[word] for word in text] or [self._blank] for text in words[start : start + _BLOCK]]
             # A row for each text: the sum of its features at each coordinate, added in order.
-            wheres, weights = zip(*chain.from_iterable(texts), strict=True)
-            places = np.concatenate(wheres)
-            rows = np.repeat(np.arange(len(texts)) * dimension, [len(features) for features in texts])
-            places += np.repeat(rows, [len(where) for where in wheres])
-            sums = np.bincount(places, weights=np.concatenate(weights), minlength=len(texts) * dimension)
+            wheres, values = zip(*chain.from_iterable(texts), strict=True)
+            rows = np.repeat(np.arange(len(texts)) * dimension, list(map(len, texts)))
+            places = np.frombuffer(b"".join(wheres), np.int64) + np.repeat(rows, [len(each) // 8 for each in wheres])
+            sums = np.bincount(places, np.frombuffer(b"".join(values)), len(texts) * dimension)
             sums = sums.reshape(len(texts), dimension)
             cancelled = ~sums.any(axis=1)  # all features cancelled out: treat it as an empty text
             if cancelled.any():
-                where, weight = self._blank
-                sums[cancelled] = np.bincount(where, weights=weight, minlength=dimension)
+                where, value = map(np.frombuffer, self._blank, (np.int64, np.float64))
+                sums[cancelled] = np.bincount(where, value, dimension)
             vectors[start : start + len(texts)] = sums
         return vectors
 
@@ -116,10 +113,15 @@ def words_of(batch: TokenBatch) -> list[list[str]]:
     return [text[start:end].replace("\0", "").split(" ") if length else [] for (start, end), length in spans]
 
 
-def _features(names: Sequence[str], weights: Sequence[float], dimension: int) -> _Features:
+def _features(
+    names: Sequence[str], weights: Sequence[float], dimension: int, ends: Sequence[int]
+) -> Iterator[_Features]:
+    """Yield the features of each word. `ends`: where its names and weights begin and end."""
     drawn = np.frombuffer(b"".join(map(_digest, names)), dtype="<u4").reshape(len(names), _PLACES)
-    signs = np.where(drawn & 1, 1.0, -1.0) * np.asarray(weights)[:, None]
-    return (drawn >> 1).astype(np.int64).ravel() % dimension, signs.ravel()
+    values = (np.where(drawn & 1, 1.0, -1.0) * np.asarray(weights)[:, None]).tobytes()
+    places = ((drawn >> 1).astype(np.int64) % dimension).tobytes()
+    for start, end in pairwise(end * _PLACES * 8 for end in ends):
+        yield places[start:end], values[start:end]
 
 
 @lru_cache(maxsize=32_768)

@@ -19,7 +19,7 @@ from .. import ModelUnsupported, Pause, TokenBatch
 from ..folder import Folder
 from .architectures import WORDS, EncoderWeights, LayerWeights, read
 from .kernels import Kernels, choose_kernels
-from .linears import layer_norm, linear, rounds_of
+from .linears import AddNorm, Linear, layer_norm, linear, rounds_of
 from .process import device_clock
 from .staging import uploads_for
 
@@ -238,20 +238,31 @@ def positions_of(batch: TokenBatch, padding_id: int | None = None) -> NDArray[np
 
 # Queries, keys and values (tokens, 3 x hidden) of one batch -> attention's output (tokens, hidden).
 Attend = Callable[[torch.Tensor], torch.Tensor]
-Layer = Callable[[torch.Tensor, Attend], torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """A layer with a norm after each sum. Each part may be replaced, such as by one in int8 or one that is timed."""
+
+    query_key_value: Linear
+    attention_out: Linear
+    attention_norm: AddNorm
+    wide: Linear  # with GELU
+    narrow: Linear
+    out_norm: AddNorm
+
+    def __call__(self, x: torch.Tensor, attend: Attend) -> torch.Tensor:
+        x = self.attention_norm(self.attention_out(attend(self.query_key_value(x))), x)
+        return self.out_norm(self.narrow(self.wide(x)), x)
 
 
 def _layer(layer: LayerWeights, epsilon: float, kernels: Kernels, *, prepack: bool) -> Layer:
-    """Make a layer with a norm after each sum."""
-    query_key_value, wide = linear(layer.query_key_value, prepack=prepack), kernels.gelu(layer.wide)
-    attention_out, attention_norm = kernels.add_norm(layer.attention_out, layer.attention_norm, epsilon)
-    narrow, out_norm = kernels.add_norm(layer.narrow, layer.out_norm, epsilon)
-
-    def apply(x: torch.Tensor, attend: Attend) -> torch.Tensor:
-        x = attention_norm(attention_out(attend(query_key_value(x))), x)
-        return out_norm(narrow(wide(x)), x)
-
-    return apply
+    return Layer(
+        linear(layer.query_key_value, prepack=prepack),
+        *kernels.add_norm(layer.attention_out, layer.attention_norm, epsilon),
+        kernels.gelu(layer.wide),
+        *kernels.add_norm(layer.narrow, layer.out_norm, epsilon),
+    )
 
 
 # ------------------------------------------------------------------------------------------------------------- encoder
