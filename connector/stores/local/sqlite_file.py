@@ -23,12 +23,8 @@ from connector.errors import (
 )
 
 BUSY_SECONDS = 30.0
-PAGE_BYTES = (
-    8192  # of a new file; five vectors of 384 dimensions fill a page of 8 KB, two leave a quarter of 4 KB empty
-)
-CHECKPOINT_PAGES = (
-    2000  # of the log, 16 MB; with SQLite's 1000 small pages every second change set copies the same pages
-)
+PAGE_BYTES = 8192  # of a new file; five vectors of 384 dimensions fill it, but two leave a quarter of 4 KB empty
+CHECKPOINT_PAGES = 2000  # of the log, 16 MB; SQLite's default would copy the same pages for every second change set
 _UNDECODED = "Could not decode to UTF-8"  # the start of Python's message; the rest quotes the text
 
 
