@@ -171,7 +171,7 @@ def choose_precision(
 
 def _refusal(profile: DeviceProfile, precision: Precision) -> str | None:
     if precision == "int8":
-        return "torch has no 8-bit layers; calibrate a graph (owl-sap calibrate NAME), or use auto"
+        return "it needs a calibration (owl-sap calibrate NAME); or use auto"
     if profile.capability is None:
         slow = precision in ("fp16", "tf32")
         return f"CPUs have no fast {precision} matrix products; use fp32, bf16 or auto" if slow else None

@@ -8,13 +8,14 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from .backends import ModelUnsupported
 from .backends.hashing import PREFIX as HASHING
 from .backends.hashing import HashingBackend
 from .backends.tokenizing import TokenizingBackend
 from .backends.torch.backend import EngineOptions as EngineOptions
 from .backends.torch.backend import TorchBackend
 from .child import ChildEngine
-from .device import DeviceUnavailable, devices_of
+from .device import DeviceUnavailable, choose_precision, detect, devices_of
 from .engine import EmbeddingEngine, Engine
 from .memory import MemoryLimits
 from .pool import EnginePool, Member
@@ -31,7 +32,8 @@ log = logging.getLogger(__name__)
 
 
 def load_engine(options: EngineOptions, onnx: GraphOptions | None = None) -> Engine:
-    """Load a model, on several devices as an EnginePool. `onnx`: options for ONNX Runtime; None never uses it. Raises
+    """Load a model, on several devices as an EnginePool. `onnx`: where calibrations
+    are, and options for ONNX Runtime; None uses neither. Raises
     EngineError with a remedy."""
     if options.model.startswith(HASHING) and options.device == "all":
         options = replace(options, device="cpu")  # needs no card
@@ -81,10 +83,14 @@ def _load(options: EngineOptions, onnx: GraphOptions | None) -> EmbeddingEngine:
 
 
 def _backend(options: EngineOptions, onnx: GraphOptions | None, limits: MemoryLimits) -> TokenizingBackend:
-    """Load the model in torch, or as a graph if requested; int8 needs a graph. If no graph can serve, use torch, with
-    precision auto instead of int8; the log and `path_reason` give the reason."""
+    """Load the model in torch, or on a card as a graph if requested; int8 needs a graph there. If no graph can serve,
+    use torch, with precision auto instead of int8; the log and `path_reason` give the reason."""
+    if onnx is None:
+        return TorchBackend.load(options)
+    if detect(options.device).kind == "cpu":
+        return _on_cpu(options, onnx)
     int8 = options.precision == "int8"
-    if onnx is None or not (onnx.enabled or int8):
+    if not (onnx.enabled or int8):
         return TorchBackend.load(options)
     from .onnx_export.serving import NotAsGraph, load_backend
 
@@ -94,4 +100,26 @@ def _backend(options: EngineOptions, onnx: GraphOptions | None, limits: MemoryLi
         log.warning("%s is not computed as a graph in ONNX Runtime: %s", options.model, refused)
         backend = TorchBackend.load(replace(options, precision="auto") if int8 else options)
         backend.info = replace(backend.info, path_reason=f"no graph, {refused}; {backend.info.path_reason}")
+        return backend
+
+
+def _on_cpu(options: EngineOptions, onnx: GraphOptions) -> TorchBackend:
+    """Load the model on a CPU: in int8 if its calibration passed the accuracy gate and int8 is requested (precision
+    int8, or auto with `enabled`), or auto finds no faster bf16. Otherwise, load it in its float precision."""
+    from .backends.torch.linears import bf16_gain
+
+    if options.precision not in ("auto", "int8"):
+        return TorchBackend.load(options)
+    requested = options.precision == "int8" or onnx.enabled
+    if not requested and choose_precision(detect("cpu"), "auto", bf16_gain)[0] != "fp32":
+        return TorchBackend.load(options)
+    from .onnx_export.on_cpu import CpuCalibration
+
+    try:
+        return TorchBackend.load(replace(options, calibration=CpuCalibration(options, onnx).accepted()))
+    except (DeviceUnavailable, ModelUnsupported) as refused:
+        if requested:
+            log.warning("%s is not computed in int8: %s", options.model, refused)
+        backend = TorchBackend.load(replace(options, precision="auto"))
+        backend.info = replace(backend.info, path_reason=f"not in int8: {refused}; {backend.info.path_reason}")
         return backend

@@ -1,4 +1,4 @@
-"""The cache folder of graphs and TensorRT engines.
+"""The cache folder of graphs, TensorRT engines, and ranges for int8 on CPUs.
 
 An entry is a folder named by a hash of its origin. Graphs with a wrong checksum are removed; the newest entries of each
 kind and model are kept.
@@ -17,18 +17,15 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..backends import DeviceUnavailable
-
-if TYPE_CHECKING:
-    import onnx
 
 log = logging.getLogger(__name__)
 
 FORMAT = 3  # version of folder and calibration facts; part of each entry's name
 GRAPH, MANIFEST = "model.onnx", "manifest.json"
-FLOAT, INT8, ENGINE = "graph", "int8", "engine"  # kinds of entries
+FLOAT, INT8, ENGINE, RANGES = "graph", "int8", "engine", "ranges"  # kinds of entries
 KEPT = 8  # newest entries of each kind and model
 
 # Origin of an entry: `model` (SHA-256 of its weights), versions, card, shapes.
@@ -37,11 +34,15 @@ Dependencies = Mapping[str, str | int | float | None]
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A verified graph. `facts`: data stored with the graph, such as a verdict."""
+    """A verified graph, or ranges. `facts`: data stored with it, such as a verdict."""
 
     graph: Path
     sha256: str
     facts: Mapping[str, Any]
+
+
+def _file(kind: str) -> str:
+    return "ranges.safetensors" if kind == RANGES else GRAPH
 
 
 class ArtifactCache:
@@ -62,10 +63,10 @@ class ArtifactCache:
             return None
         try:
             manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
-            with (path / GRAPH).open("rb") as content:
+            with (path / _file(kind)).open("rb") as content:
                 if hashlib.file_digest(content, "sha256").hexdigest() != manifest["sha256"]:
                     raise ValueError("its checksum does not fit")
-            return Entry(path / GRAPH, manifest["sha256"], dict(manifest["facts"]))
+            return Entry(path / _file(kind), manifest["sha256"], dict(manifest["facts"]))
         except (FileNotFoundError, ValueError, KeyError, TypeError) as error:
             log.warning("%s is damaged and was removed: %s", path, error)
             shutil.rmtree(path, ignore_errors=True)
@@ -73,13 +74,12 @@ class ArtifactCache:
             log.warning("%s cannot be read: %s", path, error.strerror)
         return None
 
-    def store(self, kind: str, depends: Dependencies, graph: onnx.ModelProto, facts: Mapping[str, Any]) -> Entry:
-        """Write or replace a graph. Raises DeviceUnavailable if the folder cannot be written."""
-        content = graph.SerializeToString()
+    def store(self, kind: str, depends: Dependencies, content: bytes, facts: Mapping[str, Any]) -> Entry:
+        """Write or replace a graph or ranges. Raises DeviceUnavailable if the folder cannot be written."""
         manifest = {"depends": dict(depends), "facts": facts, "sha256": hashlib.sha256(content).hexdigest()}
         target = self.path(kind, depends)
         with self._writing() as aside:
-            (aside / GRAPH).write_bytes(content)
+            (aside / _file(kind)).write_bytes(content)
             (aside / MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
             shutil.rmtree(target, ignore_errors=True)
             try:
@@ -87,7 +87,7 @@ class ArtifactCache:
             except OSError:  # another process has just written the same graph
                 if not target.is_dir():
                     raise
-        return Entry(target / GRAPH, str(manifest["sha256"]), facts)
+        return Entry(target / _file(kind), str(manifest["sha256"]), facts)
 
     def engine_folder(self, depends: Dependencies) -> Path:
         """Return a folder in which ONNX Runtime keeps TensorRT's engine. Raises DeviceUnavailable."""
@@ -111,7 +111,7 @@ class ArtifactCache:
             for path in sorted(changed, key=changed.__getitem__, reverse=True):
                 kind_and_model = path.name.rpartition("-")[0]
                 kept[kind_and_model] += 1
-                if kept[kind_and_model] > KEPT and path.name.partition("-")[0] in (FLOAT, INT8, ENGINE):
+                if kept[kind_and_model] > KEPT and path.name.partition("-")[0] in (FLOAT, INT8, ENGINE, RANGES):
                     shutil.rmtree(path, ignore_errors=True)
         except OSError as error:
             raise DeviceUnavailable(f"{self.folder} cannot be written to: {error.strerror}") from error

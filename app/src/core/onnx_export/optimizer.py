@@ -1,7 +1,7 @@
-"""Calibrate a model on the user's texts, judge the 8-bit graph on held-back texts, and cache it.
+"""Calibrate a model on the user's texts, judge it in 8 bits on held-back texts, and cache the result.
 
-On a card, calibration also builds the TensorRT engine; without one the graph is judged on the CPU. The guides call this
-`T4TensorRTOptimizer`.
+On a card with TensorRT this makes a graph and builds its engine; elsewhere it measures ranges for int8 on the CPU. The
+guides call this `T4TensorRTOptimizer`.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ import numpy as np
 
 from ..agreement import LEAST_TEXTS, judge
 from ..backends import Backend, EngineError, Vectors
+from ..backends.hashing import PREFIX as HASHING
 from ..backends.torch.backend import EngineOptions, TorchBackend
-from ..device import PRECISIONS
+from ..device import PRECISIONS, detect
 from ..memory import CPU_TOKENS, MemoryLimits
 from ..tokens import plan_batches
-from .cache import INT8, ArtifactCache
-from .quantise import quantise
+from .on_cpu import CpuCalibration
 from .serving import GraphOptions, GraphServing
 
 log = logging.getLogger(__name__)
@@ -41,7 +41,7 @@ class TooFewTexts(EngineError):
 def calibrate(
     wanted: EngineOptions, options: GraphOptions, limits: MemoryLimits, name: str, texts: Sequence[str]
 ) -> dict[str, Any]:
-    """Calibrate and judge a model, and return the verdict and figures as JSON. The graph serves only if `accepted`.
+    """Calibrate and judge a model, and return the verdict and figures as JSON. The engine uses it only if `accepted`.
 
     `texts`: about 1,000, similar to those that the model will embed as documents; one in five is held back to judge.
     Building an engine takes minutes. Raises TooFewTexts, ModelNotFound, ModelUnsupported, WeightsMismatch,
@@ -49,21 +49,16 @@ def calibrate(
     """
     learnt, judges = divided(texts)
     started = time.perf_counter()
-    serving = GraphServing(wanted, options, limits)
-    learnt, judges = ([serving.folder.document_prompt + text for text in part] for part in (learnt, judges))
-    if serving.profile.kind == "cuda" and serving.runtime != "tensorrt":
-        log.warning("%s; calibrated and judged on the CPU", serving.reason)
-        serving = GraphServing(replace(wanted, device="cpu"), options, limits)
-    cache, depends = ArtifactCache(options.cache), serving.calibration
-    made, report = quantise(serving.folder, learnt)
-    facts = {"report": dict(report)}
-    backend = serving.int8_backend(cache.store(INT8, depends, made, facts))
-    engine = backend.info.path_reason if serving.runtime == "tensorrt" else None
+    learner = _learner(wanted, options, limits)
+    learnt, judges = ([learner.folder.document_prompt + text for text in part] for part in (learnt, judges))
+    content, report = learner.measure(learnt)
+    backend = learner.trial(content, {"report": report})
+    engine = backend.info.path_reason if learner.runtime == "tensorrt" else None
     found = embedded(backend, judges)
     # The reference is transformers in fp32, so that errors of graphs and of the packed path are found.
-    exact = replace(wanted, precision="fp32", device=serving.profile.torch_name, packed=False)
+    exact = replace(wanted, precision="fp32", device=learner.profile.torch_name, packed=False)
     verdict = judge(embedded(TorchBackend.load(exact), judges), found)
-    cache.store(INT8, depends, made, facts | {"verdict": asdict(verdict)})
+    learner.store(content, {"report": report, "verdict": asdict(verdict)})
     if not verdict.accepted:
         log.warning("%s: INT8 was %s; the float precision stays", name, verdict.reason)
     return {
@@ -72,12 +67,22 @@ def calibrate(
         "reason": verdict.reason,
         "calibrated_on": len(learnt),
         "verdict": asdict(verdict),
-        "report": facts["report"],
-        "runtime": serving.runtime,
-        "device": serving.profile.name,
+        "report": report,
+        "runtime": learner.runtime,
+        "device": learner.profile.name,
         "engine": engine,
         "seconds": round(time.perf_counter() - started, 2),
     }
+
+
+def _learner(wanted: EngineOptions, options: GraphOptions, limits: MemoryLimits) -> GraphServing | CpuCalibration:
+    if not wanted.model.startswith(HASHING) and detect(wanted.device).kind == "cuda":
+        serving = GraphServing(wanted, options, limits)
+        if serving.runtime == "tensorrt":
+            return serving
+        log.warning("%s; calibrated and judged on the CPU", serving.reason)
+        wanted = replace(wanted, device="cpu")
+    return CpuCalibration(wanted, options)
 
 
 def embedded(backend: Backend, texts: Sequence[str]) -> Vectors:

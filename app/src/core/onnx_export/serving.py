@@ -1,5 +1,5 @@
 """Choose and load the graph to serve: the calibrated one if its verdict on this machine passes, else the float graph.
-ONNX Runtime runs it on CUDA, on a CPU, or through TensorRT, whose engines are cached. `path_reason` explains the
+ONNX Runtime runs it on CUDA or through TensorRT, whose engines are cached. `path_reason` explains the
 choice.
 """
 
@@ -11,7 +11,7 @@ import importlib.metadata
 import logging
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -30,6 +30,7 @@ from ..nvml import snapshot
 from . import needs
 from .cache import FLOAT, INT8, ArtifactCache, Dependencies, Entry
 from .graph import ATTENTION_MASK, INPUT_IDS, GraphPrecision, build_graph
+from .quantise import quantise
 
 if TYPE_CHECKING:
     from ..backends.torch.backend import EngineOptions
@@ -59,12 +60,12 @@ class NotAsGraph(DeviceUnavailable):
 
 
 def load_backend(wanted: EngineOptions, options: GraphOptions, limits: MemoryLimits) -> OnnxRuntimeBackend:
-    """For int8 or auto, load the calibrated graph if its verdict passes. Otherwise load the float graph, but only on a
-    card with `enabled`: on a CPU the packed path is faster. Raises NotAsGraph if neither can be used, ModelNotFound,
+    """On a card: for int8 or auto, load the calibrated graph if its verdict passes. Otherwise load the float graph, but
+    only with `enabled`. Raises NotAsGraph if neither can be used, ModelNotFound,
     WeightsMismatch."""
     try:
         serving = GraphServing(wanted, options, limits)
-        if serving.profile.kind == "cuda" and serving.runtime == "cpu":
+        if serving.runtime == "cpu":
             raise NotAsGraph(serving.reason)
         refusal = f"precision {wanted.precision} was requested"
         if wanted.precision in ("auto", "int8"):
@@ -72,7 +73,7 @@ def load_backend(wanted: EngineOptions, options: GraphOptions, limits: MemoryLim
                 return serving.int8_backend(serving.accepted())
             except NotAsGraph as refused:
                 refusal = f"not in int8: {refused}"
-        if serving.runtime == "cpu" or not options.enabled:
+        if not options.enabled:
             raise NotAsGraph(refusal)
         log.info("%s runs as a float graph; %s", serving.folder.name, refusal)
         return serving.float_backend(wanted.precision, refusal)
@@ -159,6 +160,18 @@ class GraphServing:
         # Cache key of the calibrated graph and its verdict: machine and model.
         self.calibration: Dependencies = {**self._model, **self._card}
 
+    def measure(self, texts: Sequence[str]) -> tuple[bytes, dict[str, Any]]:
+        """Return a graph, calibrated on these texts, and figures."""
+        made, report = quantise(self.folder, texts)
+        return made.SerializeToString(), dict(report)
+
+    def store(self, graph: bytes, facts: Mapping[str, Any]) -> Entry:
+        return self._cache.store(INT8, self.calibration, graph, facts)
+
+    def trial(self, graph: bytes, facts: Mapping[str, Any]) -> OnnxRuntimeBackend:
+        """Store a graph that has no verdict yet, and load it."""
+        return self.int8_backend(self.store(graph, facts))
+
     def accepted(self) -> Entry:
         """Return the calibrated graph if it passed the accuracy gate here. Raises NotAsGraph."""
         if self.runtime == "cuda":
@@ -189,7 +202,9 @@ class GraphServing:
         depends = {**self._model, "precision": precision}
         graph = self._cache.find(FLOAT, depends)
         if graph is None:
-            graph = self._cache.store(FLOAT, depends, build_graph(self.folder, precision=precision), {})
+            graph = self._cache.store(
+                FLOAT, depends, build_graph(self.folder, precision=precision).SerializeToString(), {}
+            )
         return graph
 
     def _backend(

@@ -30,6 +30,7 @@ from .process import (
 )
 
 if TYPE_CHECKING:
+    from .int8 import Ranges
     from .staging import Downloads
 
 # Largest tokens x hidden size that one CPU thread computes: 64 tokens of the default model, more than most search
@@ -37,6 +38,15 @@ if TYPE_CHECKING:
 # two up to 0.4 s, because they wait for each other.
 ONE_THREAD_UP_TO = 64 * 384
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """Ranges of a model's activations for int8 on a CPU, their digest, and what the accuracy gate found."""
+
+    ranges: Ranges
+    digest: str
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +59,7 @@ class EngineOptions:
     padded batches, for comparison. `graphs`: on a card, replay small batches if measured faster.
     `experimental_kernels`: on a card, try fused kernels, which no card has run yet; `path_reason` names those that were
     taken. `tokenizer_workers`: processes that tokenise large calls; None: none on a CPU, on a card up to four.
-    `engines`: how many engines share this machine's processors; `load_engine` sets it.
+    `engines`: how many engines share this machine's processors; `load_engine` sets it, and `calibration`.
     """
 
     model: str = "all-MiniLM-L6-v2"
@@ -68,6 +78,7 @@ class EngineOptions:
     reserve_mb: int = 512  # of it, left free
     tokenizer_workers: int | None = None
     engines: int = 1
+    calibration: Calibration | None = None  # computes in int8
 
 
 class TorchBackend(TokenizingBackend):
@@ -121,6 +132,7 @@ class TorchBackend(TokenizingBackend):
                 matryoshka=folder.matryoshka,
                 languages=folder.card[0],
                 licence=folder.card[1],
+                variant=f"int8-{options.calibration.digest[:12]}" if options.calibration else "",
                 query_prompt=folder.query_prompt,
                 document_prompt=folder.document_prompt,
             )
@@ -235,6 +247,8 @@ def _target(options: EngineOptions) -> tuple[Target, str]:
     if options.threads is not None:
         torch.set_num_threads(options.threads)
     profile = detect(options.device)
+    if options.calibration is not None:
+        return Target(profile, "int8", ranges=options.calibration.ranges), options.calibration.reason
     precision, reason = choose_precision(profile, options.precision, bf16_gain)
     TF32.hold(profile, precision)
     return Target(profile, precision, options.graphs, options.experimental_kernels), reason

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     import torch
 
     from .graphs import GraphedEncoder
+    from .int8 import Ranges
     from .packed import PackedEncoder
     from .universal import UniversalEncoder
 
@@ -45,6 +46,7 @@ class Target:
     precision: Precision
     graphs: bool = True
     fused: bool = False
+    ranges: Ranges | None = None  # of a calibration, for int8
 
     @property
     def dtype(self) -> torch.dtype:
@@ -60,6 +62,10 @@ def load_encoder(folder: Folder, target: Target, *, packed: bool = True) -> tupl
     """Return the fastest encoder with correct vectors on this device, and the reason."""
     from .architectures import refusal
 
+    if target.ranges is not None:
+        from .int8 import load_int8
+
+        return load_int8(folder, target.profile, target.ranges), "calibrated; 8-bit products pass the self-test"
     if folder.universal:
         from .universal import UniversalEncoder
 
