@@ -13,7 +13,6 @@ from app.src.core.backends.folder import find_folder
 from hana_emulator.testing import Emulator
 from tests.core.conftest import TINY, module, random_weights, write
 
-pytest.importorskip("onnxruntime", reason="needs the extra onnx")
 pytest.importorskip("hdbcli.dbapi")
 
 Cli = Callable[..., Any]
@@ -94,11 +93,11 @@ def test_the_packaged_model_passes_and_serves(cli: Cli, hana: dict[str, str]) ->
     run = cli("calibrate", "notifications", "--texts", "200", "--json", **hana)
     assert run.code == 0, run.err
     assert run.json["report"]["int8_share"] >= 0.5
-    hana |= {"OWL_SAP_TENSORRT__ENABLED": "true"}
+    hana |= {"OWL_SAP_EMBEDDING__PRECISION": "int8"}
     (status,) = cli("sync", "notifications", "--json", **hana).json
     assert status["upserted"] > 100
     assert cli("verify", "notifications", "--json", **hana).json["ok"] is True
-    assert "; calibrated" in cli("doctor", "--json", **hana).out
+    assert "calibrated; 8-bit products" in cli("doctor", "--json", **hana).out
     _no_rows(run)
 
 

@@ -46,10 +46,10 @@ class Tuning:
         except ImportError as error:
             raise ConfigurationError(
                 f"calibration needs the package {error.name or 'torch'}, which cannot be imported: "
-                f"{install_command('engine', 'onnx')}"
+                f"{install_command('engine')}"
             ) from error
-        unused = done["accepted"] and not parts.settings.tensorrt.enabled
-        notes = ['it serves with [tensorrt] enabled = true (precision = "int8" is enough)'] if unused else []
+        unused = done["accepted"] and embedding.precision != "int8" and not parts.settings.tensorrt.enabled
+        notes = ['it serves with precision = "int8"; on a CPU without fast bf16 also with "auto"'] if unused else []
         return {"collection": name, "model": embedding.model, **done, "notes": notes}
 
     def finetune(

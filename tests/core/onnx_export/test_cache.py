@@ -26,7 +26,7 @@ def cache(tmp_path: Path) -> ArtifactCache:
 
 def _put(cache: ArtifactCache, producer: str = "one", **changed: object) -> Entry:
     model = onnx.ModelProto(producer_name=producer)
-    return cache.store(INT8, {**DEPENDS, **changed}, model, {"accepted": True})  # type: ignore[dict-item]
+    return cache.store(INT8, {**DEPENDS, **changed}, model.SerializeToString(), {"accepted": True})  # type: ignore[dict-item]
 
 
 def test_an_entry_is_found_with_its_facts_and_replaced_whole(cache: ArtifactCache) -> None:

@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import torch
 from torch.nn import functional as F
@@ -53,10 +54,9 @@ def observe(folder: Folder, texts: Sequence[str]) -> Ranges:
 
         return apply
 
-    encoder._layers = [
-        replace(layer, **{part: watched(f"{number}/{part}", getattr(layer, part)) for part in PARTS})
-        for number, layer in enumerate(encoder._layers)
-    ]
+    for number, layer in enumerate(encoder._layers):
+        parts: Any = {part: watched(f"{number}/{part}", getattr(layer, part)) for part in PARTS}
+        encoder._layers[number] = replace(layer, **parts)
     tokens = RustTokenizer.load(folder).ids(texts)
     with torch.inference_mode():
         for batch in plan_batches(tokens.lengths, CPU_TOKENS, 1):
@@ -145,7 +145,9 @@ def _add_norm(norm: Affine, before: torch.Tensor, after: torch.Tensor, epsilon: 
 def quantised(x: torch.Tensor, scale: Scale) -> torch.Tensor:
     """Return x / step + zero point, rounded and limited to 0 to 255, uint8. One pass; `int_repr` would copy."""
     found = torch.quantize_per_tensor(x, *scale, torch.quint8)
-    return torch.empty(0, dtype=torch.uint8).set_(found.untyped_storage(), 0, x.shape)
+    whole = torch.empty(0, dtype=torch.uint8)
+    whole.set_(found.untyped_storage(), 0, x.shape, found.stride())
+    return whole
 
 
 class _Product:

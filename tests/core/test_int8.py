@@ -1,0 +1,61 @@
+"""8-bit layers on a CPU: the self-test on CPUs that this machine imitates, and the vectors of the packaged model."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from app.src.benchmark.workloads import sap_like_texts
+from app.src.core.backends.folder import read_folder
+from app.src.core.backends.tokenizing import RustTokenizer
+from app.src.core.backends.torch.int8 import load_int8, observe, quantised, unusable
+from app.src.core.backends.torch.packed import PackedEncoder
+from app.src.core.device import DeviceProfile
+
+CPU = DeviceProfile.cpu()
+_FLAGS = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
+needs_vnni = pytest.mark.skipif(unusable() is not None, reason="this CPU has no VNNI")
+
+
+def test_values_are_rounded_and_limited() -> None:
+    unusable()  # torch's announcement of a removal is made once, there
+    x = torch.tensor([[-9.0, -0.6, 0.0, 0.26, 0.24, 999.0]])
+    assert quantised(x, (0.5, 10)).tolist() == [[0, 9, 10, 11, 10, 255]]
+
+
+@needs_vnni
+def test_vectors_of_texts_that_were_not_observed_are_close(minilm_folder: Path) -> None:
+    folder = read_folder(minilm_folder, "all-MiniLM-L6-v2")
+    texts = sap_like_texts(random.Random(1), 200, 2.8, 0.5, (5, 40))
+    ranges = observe(folder, texts)
+    assert {name.partition("/")[2] for name in ranges} == {"query_key_value", "attention_out", "wide", "narrow"}
+    encoder = load_int8(folder, CPU, ranges)
+    exact = PackedEncoder.load(folder, CPU, torch.float32)
+    batch = RustTokenizer.load(folder).ids(["a conveyor belt was replaced", "customer complaint: housing damaged"])
+    with torch.inference_mode():
+        cosines = torch.nn.functional.cosine_similarity(encoder(batch), exact(batch))
+        assert 0.99 < float(cosines.min()) < 0.99999
+        np.testing.assert_array_equal(encoder(batch), encoder(batch))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif("avx512_vnni" not in _FLAGS, reason="imitates other CPUs on one with AVX512-VNNI")
+@pytest.mark.parametrize(("isa", "usable"), [("AVX512_CORE_VNNI", True), ("AVX512_CORE", False), ("AVX2", False)])
+def test_cpus_without_vnni_are_refused(isa: str, usable: bool) -> None:
+    """oneDNN imitates them: without VNNI its sums saturate."""
+    code = "from app.src.core.backends.torch.int8 import unusable; print(unusable())"
+    run = subprocess.run(
+        [sys.executable, "-c", code],
+        env=os.environ | {"ONEDNN_MAX_CPU_ISA": isa},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert ("overflow" in run.stdout, run.stdout.strip() == "None") == (not usable, usable)
