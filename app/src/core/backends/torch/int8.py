@@ -28,6 +28,7 @@ from .linears import MISSING, AddNorm, Affine, Linear
 from .packed import Layer, PackedEncoder, load_tensors
 
 ALPHA = 0.8  # SmoothQuant's exponent (docs/decisions/0020)
+MARGIN = 1.15  # ranges are widened: texts unlike those of the calibration exceed them
 FAR = 24  # one feed-forward channel in 24 has the coarser scale: 64 of 1,536
 PARTS = ("query_key_value", "attention_out", "wide", "narrow")
 LEAST = 1e-5
@@ -38,7 +39,7 @@ Scale = tuple[float, int]  # of 8 unsigned bits: step and zero point
 
 
 def observe(folder: Folder, texts: Sequence[str]) -> Ranges:
-    """Return the ranges of all linear layers' inputs over these texts, computed in fp32. Raises ModelUnsupported for a
+    """Return the ranges of all linear layers' inputs over these texts, computed in fp32 and widened. Raises ModelUnsupported for a
     model without a packed path or with non-finite activations."""
     encoder = PackedEncoder.load(folder, DeviceProfile.cpu(), torch.float32)
     ranges: dict[str, torch.Tensor] = {}
@@ -61,7 +62,7 @@ def observe(folder: Folder, texts: Sequence[str]) -> Ranges:
     with torch.inference_mode():
         for batch in plan_batches(tokens.lengths, CPU_TOKENS, 1):
             encoder(tokens.select(batch))
-    return ranges
+    return {name: each * MARGIN for name, each in ranges.items()}
 
 
 def load_int8(folder: Folder, profile: DeviceProfile, ranges: Ranges) -> PackedEncoder:
