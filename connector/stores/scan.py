@@ -129,7 +129,7 @@ class _Cores:
             used = max(1, min(self.count - self._busy, len(parts) // 2))
             self._busy += used
         try:
-            # Not a pool, because its threads would not survive a fork. A start takes a twentieth of a part's time.
+            # Not a pool, because its threads would not survive a fork. A start takes a tenth of a part's time.
             with suppress(RuntimeError):  # no more threads: those that run do all
                 for _ in range(used - 1):
                     helper = threading.Thread(target=run, name="scan", daemon=True)
