@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date, datetime, time
 from decimal import Decimal
 from hashlib import blake2b
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -182,7 +182,7 @@ class Cells(Mapping[str, Value]):
         return f"Cells({', '.join(self._places)})"  # messages must not contain a row's values
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen, like Document: a frozen object takes three times as long to make
 class Row:
     """One source row: its key and the columns that template and metadata need, by column name.
 
@@ -194,7 +194,37 @@ class Row:
     token: bytes | None = None
 
 
-@dataclass(frozen=True, slots=True)
+class Page(Sequence[Row]):
+    """Rows of one query, made when they are used: comparing unchanged rows needs only `keys` and `cells`.
+
+    `cells`: the values of each row, the key columns first. `keys`: the key of each row.
+    """
+
+    __slots__ = ("_places", "cells", "keys")
+
+    def __init__(self, places: Mapping[str, int], width: int, cells: Sequence[tuple[Value, ...]]) -> None:
+        self._places = places
+        self.cells = cells
+        self.keys: list[Key] = [values[:width] for values in cells]
+
+    def __len__(self) -> int:
+        return len(self.cells)
+
+    @overload
+    def __getitem__(self, index: int) -> Row: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Row]: ...
+    def __getitem__(self, index: int | slice) -> Row | list[Row]:
+        if isinstance(index, slice):
+            return [self[position] for position in range(*index.indices(len(self)))]
+        return Row(self.keys[index], Cells(self._places, self.cells[index]))
+
+
+def keys_of(rows: Sequence[Row]) -> Sequence[Key]:
+    return rows.keys if isinstance(rows, Page) else [row.key for row in rows]
+
+
+@dataclass(slots=True)
 class Document:
     """A rendered row.
 

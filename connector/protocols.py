@@ -32,7 +32,7 @@ class Source(Protocol):
 
     def count(self, query: Query) -> int: ...
 
-    def pages(self, query: Query, size: int, within: KeyRange | None = None) -> Iterator[list[Row]]:
+    def pages(self, query: Query, size: int, within: KeyRange | None = None) -> Iterator[Sequence[Row]]:
         """Yield every row once in key order, `size` at a time. No cursor or transaction is open between pages."""
         ...
 

@@ -7,6 +7,7 @@ import math
 import re
 import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from datetime import date, datetime, time
 from decimal import Decimal
 from hashlib import blake2b
@@ -21,13 +22,14 @@ from connector.document import values
 from connector.document.template import Template
 from connector.errors import ConfigurationError, RowRejected
 from connector.hana.catalog import VECTOR_TYPES, check_columns, resolve_key
-from connector.model import Cells, Chunk, ChunkSpec, CollectionSpec, Document, Key, Query, Row, Table, Value
+from connector.model import Cells, Chunk, ChunkSpec, CollectionSpec, Document, Key, Page, Query, Row, Table, Value
 from connector.protocols import Embedder
 
 LONGEST_ID = 2000  # SRC_KEY is NVARCHAR(2000), which counts UTF-16 units
 LARGEST_METADATA = 100_000  # bytes of one row's metadata as JSON
 UNREADABLE = VECTOR_TYPES | {"BLOB", "ST_GEOMETRY", "ST_POINT", "ARRAY"}
 _DIGEST = 16
+_PAIR, _NUMBER = struct.Struct("<II"), struct.Struct("<I")
 RENDERING = 1  # increase when this code renders the same row differently
 Plain = bool | int | float | str | None  # a key value as JSON
 
@@ -63,6 +65,19 @@ def document_id(key: Key) -> str:
     if len(text) > LONGEST_ID // 2 and (units := len(text) + sum(char > "\uffff" for char in text)) > LONGEST_ID:
         raise RowRejected(f"the key is {units} characters long as an id, at most {LONGEST_ID} fit SRC_KEY")
     return text
+
+
+def document_ids(keys: Sequence[Key]) -> list[str]:
+    """Return the `document_id` of each key, for a page at once if possible. Raises RowRejected as `document_id`."""
+    if not any(float in set(map(type, column)) for column in zip(*keys, strict=True)):
+        with suppress(orjson.JSONEncodeError):
+            arrays = (
+                orjson.dumps(keys, default=_tag, option=orjson.OPT_PASSTHROUGH_DATETIME).decode()[2:-2].split("],[")
+            )
+            # As many parts as keys: no text contains the separator. A part of at most 2,000 characters fits SRC_KEY.
+            if len(arrays) == len(keys) and max(map(len, arrays)) <= LONGEST_ID // 2 - 2:
+                return [f"[{array}]" for array in arrays]
+    return [document_id(key) for key in keys]
 
 
 def quarantine_id(key: Key) -> str:
@@ -143,8 +158,10 @@ def content_hash(document: Document, number: int, total: int) -> bytes:
     Three digests of 8 bytes each: text, chunking, model and total (which reveals a missing last chunk); metadata; the
     row as read, equal for all chunks. Only digests of one document are compared, so 8 bytes suffice.
     """
-    of_text = _hash(document.text_digest + struct.pack("<II", number, total), 8)
-    of_meta = _hash(document.meta_digest + struct.pack("<I", number), 8)
+    of_text = blake2b(document.text_digest + _PAIR.pack(number, total), digest_size=8).digest()
+    of_meta = blake2b(document.meta_digest + _NUMBER.pack(number), digest_size=8).digest()
+    if total == 1:
+        return of_text + of_meta + document.row_digest
     of_row = (int.from_bytes(document.row_digest, "little") ^ fold(total)).to_bytes(8, "little")
     return of_text + of_meta + of_row
 
@@ -255,6 +272,10 @@ class Chunker:
         return pieces
 
 
+def _cells(row: Row) -> tuple[Value, ...]:
+    return row.values.in_order if isinstance(row.values, Cells) else tuple(row.values.values())
+
+
 def _as_tagged(value: Any) -> list[str]:
     """Return an array for a value without a JSON type; no other value becomes an array."""
     return [type(value).__name__, str(value) if isinstance(value, Decimal) else repr(value)]
@@ -304,18 +325,18 @@ class Renderer:
         Costs a tenth of rendering."""
         return blake2b(self.digest + self._content(row), digest_size=8).digest()
 
-    def row_digests(self, rows: Iterable[Row]) -> list[bytes]:
+    def row_digests(self, rows: Sequence[Row]) -> list[bytes]:
         """Return the `row_digest` of each row."""
-        prefix, content = self.digest, self._content
-        return [blake2b(prefix + content(row), digest_size=8).digest() for row in rows]
+        prefix, cells = self.digest, rows.cells if isinstance(rows, Page) else None
+        contents = map(self._content, rows) if cells is None else map(self._content_of, cells)
+        return [blake2b(prefix + content, digest_size=8).digest() for content in contents]
 
     def _content(self, row: Row) -> bytes:
+        return self._content_of(_cells(row)) if row.token is None else b"\0" + row.token
+
+    def _content_of(self, cells: tuple[Value, ...]) -> bytes:
         """Return bytes that differ for different content. JSON is four times as fast as `repr` but cannot represent NaN
         and some texts; these use `repr`, which never starts with `[`."""
-        if row.token is not None:
-            return b"\0" + row.token
-        values = row.values
-        cells = values.in_order if isinstance(values, Cells) else tuple(values.values())
         if not self._floats:
             try:
                 return orjson.dumps(cells, default=_as_tagged, option=orjson.OPT_PASSTHROUGH_DATETIME)
@@ -339,6 +360,43 @@ class Renderer:
         text = self.template.render(shown)
         text_digest, meta_digest = self._chunker.text_digest(text), metadata_digest(metadata)
         return Document(document_id(row.key), text, metadata, text_digest, meta_digest, self.row_digest(row))
+
+    def documents(self, rows: Sequence[Row], ids: Sequence[str]) -> list[Document | RowRejected]:
+        """Render rows of one query, whose ids are known: `document` of each, or its error. Works a column at a time."""
+        try:
+            return self._documents(rows, ids) if rows else []
+        except (RowRejected, ValueError, ArithmeticError):  # some row is invalid: find out which
+            return [self._document_or_error(row) for row in rows]
+
+    def _documents(self, rows: Sequence[Row], ids: Sequence[str]) -> list[Document | RowRejected]:
+        columns = dict(zip(rows[0].values, zip(*map(_cells, rows), strict=True), strict=True))
+        shown = [values.convert_all(show, columns[name]) for name, show in self._slots]
+        for position, currency_column in self._amounts:
+            amounts = zip(columns[self.template.slots[position]], shown[position + 1], strict=True)
+            shown[position] = [values.amount(value, currency, currency_column) for value, currency in amounts]
+            kept = zip(shown[position], shown[position + 1], strict=True)
+            shown[position + 1] = [currency if amount else "" for amount, currency in kept]
+        texts = self.template.render_all(shown)
+        names = [name for _, name, _ in self._metadata]
+        scalars = [values.convert_all(convert, columns[column]) for column, _, convert in self._metadata]
+        metadata = [dict(zip(names, some, strict=True)) for some in zip(*scalars, strict=True)] or [{} for _ in rows]
+        return list(
+            map(
+                Document,
+                ids,
+                texts,
+                metadata,
+                map(self._chunker.text_digest, texts),
+                map(metadata_digest, metadata),
+                self.row_digests(rows),
+            )
+        )
+
+    def _document_or_error(self, row: Row) -> Document | RowRejected:
+        try:
+            return self.document(row)
+        except RowRejected as error:
+            return error
 
     def chunks_of(self, documents: Sequence[Document]) -> list[list[Chunk]]:
         """Return the chunks of each document, [] for an empty one."""

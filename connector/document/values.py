@@ -17,15 +17,17 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import date, datetime, time
 from decimal import Decimal
 from functools import lru_cache
-from typing import Any
+from types import NoneType
+from typing import Any, TypeVar
 
 from connector.model import Column, Scalar
 
 Formatter = Callable[[Any], str]
+T = TypeVar("T")
 
 CHARACTER_TYPES = frozenset(
     {"NVARCHAR", "VARCHAR", "NCHAR", "CHAR", "ALPHANUM", "SHORTTEXT", "NCLOB", "CLOB", "TEXT", "BINTEXT"}
@@ -82,12 +84,20 @@ def formatter(column: Column) -> Formatter:
     return _stamp if is_stamp and _STAMP.search(described) else plain
 
 
+def convert_all(convert: Callable[[Any], T], column: Sequence[Any]) -> list[T]:
+    """Convert each value of a column. Texts that repeat are converted once; other equal values may look different."""
+    if set(map(type, column)) <= {str, NoneType} and 2 * len(distinct := set(column)) <= len(column):
+        converted = {value: convert(value) for value in distinct}
+        return [converted[value] for value in column]
+    return list(map(convert, column))
+
+
 def plain(value: Any) -> str:
     """Format a value without SAP's conventions."""
-    if value is None:
-        return ""
     if isinstance(value, str):
         return clean(value).strip()
+    if value is None:
+        return ""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, Decimal):

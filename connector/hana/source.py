@@ -77,7 +77,7 @@ class HanaSource:
             borders.append(statement.key_of(found[0]))
         return [KeyRange(after, upto) for after, upto in pairwise([None, *borders, None])]
 
-    def pages(self, query: Query, size: int, within: KeyRange | None = None) -> Iterator[list[Row]]:
+    def pages(self, query: Query, size: int, within: KeyRange | None = None) -> Iterator[Sequence[Row]]:
         """Yield every row once, in key order: `size` rows per page, fewer if HANA is short of memory or rows are large.
 
         Each page is one statement, retried after a lost connection, and returns rows as of that time. NULL in a key
@@ -92,11 +92,11 @@ class HanaSource:
         while more:
             # Read one more row, to see whether another page follows and whether the key is unique.
             rows, count = _read_fewer(partial(self._page, query, statement, last), count)
-            page, more = [statement.row(values) for values in rows[:count]], len(rows) > count
+            page, more = statement.page(rows[:count]), len(rows) > count
             check_unique(query, last, page, statement.key_of(rows[count]) if more else None)
             if page:
                 yield page
-                last = page[-1].key
+                last = page.keys[-1]
             fitting = len(page) * PAGE_BYTES // max(1, size_of_rows(page))
             count = min(size, count * 2, max(SMALLEST_PAGE, fitting))
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
+from operator import eq
 from typing import Any
 
 from connector.errors import NoKey
 from connector.hana.connection import Rows, quote
-from connector.model import Cells, Key, Query, Row, TableRef
+from connector.model import Cells, Key, Page, Query, Row, TableRef, keys_of
 
 LOOKUP_SIZES = (1, 8, 64)  # keys per look-up statement; few sizes give few statement texts in HANA's plan cache
 
@@ -113,6 +113,9 @@ class Statement:
     def row(self, values: tuple[Any, ...]) -> Row:
         return Row(values[: self._width], Cells(self._places, values))
 
+    def page(self, rows: Sequence[tuple[Any, ...]]) -> Page:
+        return Page(self._places, self._width, rows)
+
 
 def place(table: TableRef) -> str:
     return f"{quote(table.schema)}.{quote(table.name)}"
@@ -121,7 +124,10 @@ def place(table: TableRef) -> str:
 def with_bytes(rows: Rows) -> Rows:
     """Return the rows with bytes instead of memoryviews, which cannot be part of a key. The first non-NULL value
     of a column determines its type."""
-    firsts = [next((value for value in column if value is not None), None) for column in zip(*rows, strict=True)]
+    firsts = list(rows[0]) if rows else []
+    for position, value in enumerate(firsts):
+        if value is None:
+            firsts[position] = next((row[position] for row in rows if row[position] is not None), None)
     binary = [position for position, value in enumerate(firsts) if isinstance(value, memoryview)]
     if not binary:
         return rows
@@ -141,8 +147,8 @@ def _equal(name: str, value: Any) -> tuple[str, list[Any]]:
 
 
 def check_unique(query: Query, last: Key | None, page: Sequence[Row], following: Key | None) -> None:
-    keys = [last, *(row.key for row in page), following]
-    if any(one is not None and one == other for one, other in pairwise(keys)):
+    keys = [key for key in (last, *keys_of(page), following) if key is not None]
+    if any(map(eq, keys, keys[1:])):
         raise NoKey(
             f"`key` ({', '.join(query.key)}) does not identify the rows of {query.table}: two rows share one key. "
             "Add columns to `key` (two TIMESTAMPs within one microsecond count as equal)"

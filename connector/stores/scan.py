@@ -7,7 +7,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
@@ -20,9 +20,11 @@ from threadpoolctl import ThreadpoolController
 from connector.model import Vectors
 
 BLOCK_ROWS = 65_536  # a matrix of blocks grows without copying; a block is large enough for full memory speed
+_PART_ROWS = 16_384  # rows in one call: after each, the thread waits for the interpreter lock
 _GROUP = 32  # scores per group; `kth_largest` finds its bound from the largest score of each group
 
 Positions = NDArray[np.int64]
+_Part = tuple[int, NDArray[np.int8]]  # the number of the first row, and the rows
 
 
 class Ranking(Protocol):
@@ -99,6 +101,51 @@ class _SingleThreadedBlas:
 
 
 single_threaded = _SingleThreadedBlas()
+
+
+class _Cores:
+    """Divides the cores that this process may use between the passes of all its threads."""
+
+    def __init__(self) -> None:
+        self.count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        self._lock = threading.Lock()
+        self._busy = 0
+
+    def each(self, parts: Sequence[_Part], work: Callable[[_Part], None]) -> None:
+        """Call `work` with each part, on this thread and on idle cores, at most one for two parts. Raises the first
+        error after all have ended."""
+        turns, errors, helpers = iter(parts), list[BaseException](), list[threading.Thread]()
+
+        def run() -> None:
+            try:
+                for part in turns:  # threads share the iterator
+                    if errors:
+                        return
+                    work(part)
+            except BaseException as error:
+                errors.append(error)
+
+        with self._lock:
+            used = max(1, min(self.count - self._busy, len(parts) // 2))
+            self._busy += used
+        try:
+            # Not a pool, because its threads would not survive a fork. A start takes a tenth of a part's time.
+            with suppress(RuntimeError):  # no more threads: those that run do all
+                for _ in range(used - 1):
+                    helper = threading.Thread(target=run, name="scan", daemon=True)
+                    helper.start()
+                    helpers.append(helper)
+            run()
+            for helper in helpers:
+                helper.join()
+        finally:
+            with self._lock:
+                self._busy -= used
+        if errors:
+            raise errors[0]
+
+
+_cores = _Cores()
 
 
 # ------------------------------------------------------------------------------------------------------------- blocks
@@ -320,13 +367,20 @@ class _Int8View:
         asked = [_Query(query) for query in queries]
         lower = np.empty((len(asked), self.scales.shape[1]), np.float32)
         codes = np.stack([query.codes[0] for query in asked])
-        start = 0
-        for block in self.codes[0]:
-            # Make few calls: after each, this thread waits for the interpreter lock.
-            lower[:, start : start + len(block)] = _dots(codes, block)
-            start += len(block)
-        for query, row in zip(asked, lower, strict=True):
-            _bound_below(query, row, self.scales[0], self.errors[0])
+
+        def scan(part: _Part) -> None:
+            first, rows = part
+            some = slice(first, first + len(rows))
+            lower[:, some] = _dots(codes, rows)
+            for query, row in zip(asked, lower, strict=True):
+                _bound_below(query, row[some], self.scales[0][some], self.errors[0][some])
+
+        parts = [
+            (BLOCK_ROWS * place + start, block[start : start + _PART_ROWS])
+            for place, block in enumerate(self.codes[0])
+            for start in range(0, len(block), _PART_ROWS)
+        ]
+        _cores.each(parts, scan)
         if allowed is not None:
             lower[:, ~allowed] = -np.inf
         return [_Int8Ranking(self, query, row, None) for query, row in zip(asked, lower, strict=True)]
@@ -401,7 +455,7 @@ class SharedScans:
     run at once, by default one per core. Thread-safe."""
 
     def __init__(self, passes: int | None = None) -> None:
-        self._free = passes or os.cpu_count() or 1
+        self._free = passes or _cores.count
         self._changed = threading.Condition()
         self._waiting: list[_Asked] = []
 

@@ -141,7 +141,7 @@ def read_ahead(
         _leave(threads)
 
 
-def pages_ahead(source: Source, query: Query, page_rows: int) -> AbstractContextManager[Iterator[list[Row]]]:
+def pages_ahead(source: Source, query: Query, page_rows: int) -> AbstractContextManager[Iterator[Sequence[Row]]]:
     """Return `source.pages`, read ahead while the caller processes earlier pages."""
     return read_ahead([source.pages(query, page_rows)], size_of_rows)
 

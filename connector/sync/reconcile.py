@@ -7,21 +7,20 @@ effects of a crash at any point.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
-from itertools import compress
 from sys import getsizeof
 
 import numpy as np
 from numpy.typing import NDArray
 
 from connector import failpoints
-from connector.document.document import Renderer, document_id, quarantine_id
+from connector.document.document import Renderer, document_id, document_ids, quarantine_id
 from connector.errors import RowRejected
 from connector.hana.source import size_of_rows
-from connector.model import ChangeSet, Checkpoint, Document, Lease, QuarantinedRow, Row
+from connector.model import ChangeSet, Checkpoint, Document, Lease, QuarantinedRow, Row, keys_of
 from connector.sync import schema
 from connector.sync.apply import DocumentWriter, Written, entries
 from connector.sync.decide import Action, content_digest, decide, decide_again, rehashed
@@ -135,23 +134,14 @@ class Run:
         report.read += len(batch.rows)
         gone = list(map(quarantine_id, batch.gone))
         with self._clock("render", len(batch.rows)):
-            rows: dict[str, Row] = {}  # the last version of each key
-            for row in batch.rows:
-                try:
-                    id_ = document_id(row.key)
-                except RowRejected as error:  # the key cannot be an id
-                    if not self._skip(quarantine_id(row.key), row):
-                        self._reject(row, str(error))
-                    continue
-                report.superseded += id_ in rows
-                rows[id_] = row
+            ids, rows = self._last_versions(batch.rows)
             index = self._index
             if index is None:
-                ids = list(dict.fromkeys([*rows, *gone]))
-                index = StoredIndex(self._ends.store.stored(self._lease.collection, ids))
-            positions = index.positions(list(rows))
+                wanted = list(dict.fromkeys([*ids, *gone]))
+                index = StoredIndex(self._ends.store.stored(self._lease.collection, wanted))
+            positions = index.positions(ids)
             index.mark_seen(positions)
-            changed = self._changed(rows, index, positions)
+            changed = self._changed(ids, rows, index, positions)
         if batch.load is None:
             report.loaded += len(batch.rows)
         elif changed:  # read these rows whole; a row deleted since its token was read counts as superseded
@@ -162,13 +152,13 @@ class Run:
             report.loaded += len(loaded)
             changed = loaded
         with self._clock("render", len(changed)):
-            for row, position in zip(changed.values(), index.positions(list(changed)).tolist(), strict=True):
-                try:
-                    document = self._renderer.document(row)
-                except RowRejected as error:
-                    self._reject(row, str(error))
-                    continue
-                self._act(document, index, position)
+            ids, rows = list(changed), list(changed.values())
+            documents = self._renderer.documents(rows, ids)
+            for row, document, position in zip(rows, documents, index.positions(ids).tolist(), strict=True):
+                if isinstance(document, RowRejected):
+                    self._reject(row, str(document))
+                else:
+                    self._act(document, index, position)
             for id_, position in zip(gone, index.positions(gone).tolist(), strict=True):
                 self._gone(id_, position)
         if batch.mark is not None:
@@ -176,18 +166,38 @@ class Run:
         if batch.done is not None:
             window.done.append(batch.done)
 
-    def _changed(self, rows: Mapping[str, Row], index: StoredIndex, positions: NDArray[np.int64]) -> dict[str, Row]:
+    def _last_versions(self, rows: Sequence[Row]) -> tuple[list[str], Sequence[Row]]:
+        """Return the last version of each key, as ids and rows. Rows whose keys cannot be ids go to quarantine."""
+        places: dict[str, int] = {}
+        try:
+            places = dict(zip(document_ids(keys_of(rows)), range(len(rows)), strict=True))
+            self._report.superseded += len(rows) - len(places)
+        except RowRejected:
+            for place, row in enumerate(rows):
+                try:
+                    id_ = document_id(row.key)
+                except RowRejected as error:
+                    if not self._skip(quarantine_id(row.key), row):
+                        self._reject(row, str(error))
+                    continue
+                self._report.superseded += id_ in places
+                places[id_] = place
+        return list(places), rows if len(places) == len(rows) else [rows[place] for place in places.values()]
+
+    def _changed(
+        self, ids: Sequence[str], rows: Sequence[Row], index: StoredIndex, positions: NDArray[np.int64]
+    ) -> dict[str, Row]:
         """Return the rows whose row digest differs from the stored one; only these need rendering."""
-        if self._feed.trusts_tokens:
-            same = index.same_rows(positions, self._renderer.row_digests(rows.values()))
+        if self._feed.trusts_tokens and (positions >= 0).any():
+            same = index.same_rows(positions, self._renderer.row_digests(rows))
         else:
             same = np.zeros(len(rows), dtype=np.bool_)
         pending = self._window.documents
         if not (self._written or pending or self._quarantine):  # the usual case, without a loop in Python
             self._report.unchanged += int(same.sum())
-            return dict(compress(rows.items(), ~same)) if not same.all() else {}
+            return {ids[place]: rows[place] for place in np.flatnonzero(~same).tolist()}
         changed: dict[str, Row] = {}
-        for (id_, row), position, unchanged in zip(rows.items(), positions.tolist(), same.tolist(), strict=True):
+        for id_, row, position, unchanged in zip(ids, rows, positions.tolist(), same.tolist(), strict=True):
             if id_ in self._written or id_ in pending:
                 changed[id_] = row
             elif unchanged:

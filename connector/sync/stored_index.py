@@ -24,6 +24,15 @@ def id_digest(document_id: str) -> bytes:
     return blake2b(document_id.encode(), digest_size=16).digest()
 
 
+def _hashed(ids: Sequence[str]) -> NDArray[np.void]:
+    """Return a 16-byte hash of each id, for this process only: two of Python's keyed hashes, which are seven times as
+    fast as `id_digest`."""
+    keys = np.empty(len(ids), _KEY)
+    keys["high"] = np.fromiter(map(hash, ids), np.int64, len(ids)).view(np.uint64)
+    keys["low"] = np.fromiter([hash(id_ + "\0") for id_ in ids], np.int64, len(ids)).view(np.uint64)
+    return keys
+
+
 class StoredIndex:
     """Ids and content hashes of our stored chunks: 52 bytes per chunk and 33 per document.
 
@@ -37,7 +46,7 @@ class StoredIndex:
             if set(map(len, page_hashes)) != {_HASH_BYTES}:
                 # A damaged hash must not shift its neighbours; padded or cut, it never matches.
                 page_hashes = tuple(digest[:_HASH_BYTES].ljust(_HASH_BYTES, b"\0") for digest in page_hashes)
-            page_keys = np.frombuffer(b"".join(map(id_digest, ids)), dtype=_KEY)
+            page_keys = _hashed(ids)
             page_array = np.frombuffer(b"".join(page_hashes), dtype=_HASH)
             columns.append((page_keys, np.array(page_numbers, dtype=np.int32), page_array))
         keys, numbers, hashes = map(np.concatenate, zip(*columns, strict=True))
@@ -71,7 +80,7 @@ class StoredIndex:
         """Return the position of each id; -1 if not stored."""
         if not ids or not len(self._high):
             return np.full(len(ids), -1, dtype=np.int64)
-        wanted = np.frombuffer(b"".join(map(id_digest, ids)), dtype=_KEY)
+        wanted = _hashed(ids)
         high, low = wanted["high"], wanted["low"]
         found = np.searchsorted(self._high, high).astype(np.int64)
         while True:  # documents that share the upper half are very rare: step over them singly

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
+import threading
 import types
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -29,6 +30,7 @@ def blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
     """One block for all, and many."""
     if request.param:
         monkeypatch.setattr(scan, "BLOCK_ROWS", request.param)
+        monkeypatch.setattr(scan, "_PART_ROWS", 30)
         monkeypatch.setattr(scan, "_ROWS_AT_ONCE", 50)
         monkeypatch.setattr(scan, "_REFINED_AT_ONCE", 5)
 
@@ -228,6 +230,59 @@ def test_views_are_read_while_rows_are_added(kind):
             views.append((end, copy.view()))
         for one in searches:
             one.result()
+
+
+@pytest.mark.usefixtures("blocks")
+def test_idle_cores_scan_too(kind, monkeypatch):
+    matrix, query = unit(1000, 48), unit(48, seed=1)
+    copy = kind.copy(48)
+    copy.append(matrix)
+    for cores in (1, 2, 7):
+        monkeypatch.setattr(scan._cores, "count", cores)
+        check(copy.view().rank(query[None], None)[0], truth(matrix, query), np.arange(1000), 20)
+    assert scan._cores._busy == 0
+
+
+def test_busy_cores_are_not_used_again():
+    cores, both, threads = scan._Cores(), threading.Barrier(2), set[int]()
+    cores.count = 2
+    part = (0, np.empty(0, np.int8))
+
+    def work(_: scan._Part) -> None:
+        both.wait(20)  # breaks unless two threads work at once
+        cores.each([part] * 5, lambda _: threads.add(threading.get_ident()))
+
+    cores.each([part] * 4, work)
+    assert len(threads) == 2
+    assert cores._busy == 0
+
+
+def test_an_error_of_any_thread_ends_the_scan():
+    cores, both, done = scan._Cores(), threading.Barrier(2), list[int]()
+    cores.count = 2
+
+    def work(part: scan._Part) -> None:
+        if part[0] < 2:
+            both.wait(20)  # so that each thread has one
+        if threading.current_thread() is not threading.main_thread():
+            raise MemoryError("no room")
+        done.append(part[0])
+
+    with pytest.raises(MemoryError):
+        cores.each([(number, np.empty(0, np.int8)) for number in range(4)], work)
+    assert len(done) < 4
+    assert cores._busy == 0
+
+
+def test_a_scan_without_further_threads(monkeypatch):
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    cores, done = scan._Cores(), list[int]()
+    cores.count = 4
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    cores.each([(number, np.empty(0, np.int8)) for number in range(5)], lambda part: done.append(part[0]))
+    assert done == [0, 1, 2, 3, 4]
 
 
 def test_no_rows(kind):

@@ -271,7 +271,7 @@ def test_binary_columns_become_bytes():
     source = HanaSource(FakePool(rows))
     (page,) = source.pages(query("K", columns=("B", "N")), 5)
     assert {type(value) for row in page for value in (*row.key, *row.values.values())} == {bytes, int, type(None)}
-    assert page == [Row((b"a",), {"K": b"a", "B": None, "N": 1}), Row((b"b",), {"K": b"b", "B": b"x", "N": 2})]
+    assert list(page) == [Row((b"a",), {"K": b"a", "B": None, "N": 1}), Row((b"b",), {"K": b"b", "B": b"x", "N": 2})]
 
 
 # ---------------------------------------------------------------------------------------- against the emulator

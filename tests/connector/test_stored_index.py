@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -98,11 +99,11 @@ def test_a_row_is_the_same_only_if_its_document_is_whole(documents, asked, page)
 def test_digests_that_share_their_first_half_are_told_apart(halves, stored, read):
     """That takes 2**32 documents, so the digests are made for it here: `halves` different first halves."""
 
-    def digest(id_: str) -> bytes:
-        return (int(id_) % halves).to_bytes(8, "little") + int(id_).to_bytes(8, "little")
+    def hashed(ids: list[str]) -> np.ndarray:
+        return np.array([(int(id_) % halves, int(id_)) for id_ in ids], dtype=stored_index._KEY)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(stored_index, "id_digest", digest)
+        patch.setattr(stored_index, "_hashed", hashed)
         index = StoredIndex([[chunk for id_ in stored for chunk in chunks(document(str(id_)), 2)]])
         assert len(index) == len(stored)
         found = dict(zip(read, index.positions([str(id_) for id_ in read]).tolist(), strict=True))

@@ -302,7 +302,7 @@ def test_a_key_that_does_not_identify_rows_is_refused_in_a_range_too(place):
 def test_several_readers_at_once(place):
     asked = query(place, place.table(PAIR, pairs(20)), "X")
     together = zip(place.source.pages(asked, 3), place.source.pages(asked, 3), strict=True)
-    assert all(one == other for one, other in together)
+    assert all(list(one) == list(other) for one, other in together)
 
 
 def test_wrong_names_are_told(place):

@@ -12,6 +12,7 @@ from app.src.core.device import DeviceProfile
 from app.src.core.memory import (
     CPU_TOKENS,
     LEAST_TOKENS,
+    PACKED_CPU_TOKENS,
     RECOVER_AFTER,
     DeviceMemory,
     MemoryLimits,
@@ -31,6 +32,7 @@ def on_t4(free: int = 15 * GIB, **limits: float) -> T4MemoryManager:
 
 def test_cpu_budget_is_the_measured_one() -> None:
     assert T4MemoryManager(DeviceProfile.cpu()).plan_for(BERT_LARGE, "fp32") == CPU_TOKENS
+    assert T4MemoryManager(DeviceProfile.cpu()).plan_for(BERT_LARGE, "fp32", packed=True) == PACKED_CPU_TOKENS
 
 
 def test_gpu_budget_follows_free_memory_and_model() -> None:

@@ -44,11 +44,17 @@ def measure(  # noqa: PLR0913 - the options of the verb
     rounds: int = 5,
     scale: float = 0.5,
     folder: Path = DEFAULT_FOLDER,
+    others: Sequence[Engine] = (),
 ) -> Report:
-    """Measure all peers on workloads of this scale. `engine` must have been loaded from `settings`. Raises
-    PeerUnavailable if a peer fails."""
+    """Measure all peers on workloads of this scale. `engine` must have been loaded from `settings`. `others`: the same
+    model in other precisions, measured in the same rounds. Raises PeerUnavailable if a peer fails.
+
+    A figure is called "short: onnx / ours"; with `others`, "short: onnx / bf16" for each precision. "their_overlap" is
+    each peer's share of the ten nearest in common with the first peer.
+    """
     threads = settings.threads or cores()
     about = {"model": engine.model, "precision": engine.precision, "path": engine.path, "device": engine.profile.name}
+    engines = {each.precision if others else OURS: each for each in (engine, *others)}
     report = Report("embed", machine(), about | {"threads": threads, "rounds": rounds, "scale": scale})
     model = settings.model if settings.hashing else str(find_folder(settings.model, settings.revision, settings.cache))
     # A missing peer raises here, before any is started.
@@ -73,37 +79,41 @@ def measure(  # noqa: PLR0913 - the options of the verb
             for name, process in processes.items():
                 say(f"{load}: searching for the best setting of {name}")
                 tuned[name] = process.ask("tune", texts=str(file)).get("setting")
-            say(f"{load}: {rounds} rounds of {', '.join((OURS, *processes))}")
+            say(f"{load}: {rounds} rounds of {', '.join((*engines, *processes))}")
 
-            def ours(some: Sequence[str] = some) -> tuple[float, float]:
+            def ours(own: Engine, some: Sequence[str] = some) -> tuple[float, float]:
                 start, before = time.perf_counter(), time.process_time()
-                engine.embed(some)
+                own.embed(some)
                 return time.perf_counter() - start, time.process_time() - before
 
             def theirs(name: str, file: Path = file) -> tuple[float, float]:
                 took = processes[name].ask("embed", texts=str(file))
                 return float(took["seconds"]), float(took["cpu_seconds"])
 
-            works: dict[str, Work] = {OURS: ours, **{name: partial(theirs, name) for name in processes}}
-            done = interleaved(works, rounds, pause=PAUSE)
-            tokens, vectors = sum(engine.count_tokens(some)), engine.embed(some)
-            for name, process in processes.items():
-                out = place / f"{load}.npy"
-                process.ask("embed", texts=str(file), out=str(out))
-                mean, least, overlap = agreement(np.load(out), vectors)
-                report.figures.append(
-                    done.ratio(
-                        f"{load}: {name} / {OURS}",
-                        name,
-                        OURS,
-                        setting=tuned[name],
-                        texts=len(some),
-                        tokens=tokens,
-                        tokens_per_second=significant(tokens / done.median(OURS)),
-                        their_tokens_per_second=significant(tokens / done.median(name)),
-                        least_cosine=significant(least, 7),
-                        mean_cosine=significant(mean, 7),
-                        top_10_overlap=significant(overlap),
+            works: dict[str, Work] = {name: partial(ours, own) for name, own in engines.items()}
+            done = interleaved(works | {name: partial(theirs, name) for name in processes}, rounds, pause=PAUSE)
+            tokens, vectors = sum(engine.count_tokens(some)), {}
+            for name in processes:
+                processes[name].ask("embed", texts=str(file), out=str(place / f"{load}.npy"))
+                vectors[name] = np.load(place / f"{load}.npy")
+            for own, each in engines.items():
+                made = each.embed(some)
+                for name in processes:
+                    mean, least, overlap = agreement(made, vectors[name])
+                    report.figures.append(
+                        done.ratio(
+                            f"{load}: {name} / {own}",
+                            name,
+                            own,
+                            setting=tuned[name],
+                            texts=len(some),
+                            tokens=tokens,
+                            tokens_per_second=significant(tokens / done.median(own)),
+                            their_tokens_per_second=significant(tokens / done.median(name)),
+                            least_cosine=significant(least, 7),
+                            mean_cosine=significant(mean, 7),
+                            top_10_overlap=significant(overlap),
+                            their_overlap=significant(agreement(vectors[name], next(iter(vectors.values())))[2]),
+                        )
                     )
-                )
     return report

@@ -27,6 +27,7 @@ from connector.errors import ConfigurationError
 
 SCATTER = 1.3  # allowed ratio of the largest to the smallest round; above it, other work disturbed the figure
 ROOT = Path(__file__).resolve().parents[3]  # the top of the checkout, or the folder of the installed packages
+_INSTRUCTIONS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "amx_int8")
 _PACKAGES = ("numpy", "torch", "transformers", "sentence-transformers", "tokenizers", "hdbcli")
 
 # One round: returns its cost, usually seconds; or seconds and CPU seconds.
@@ -92,17 +93,22 @@ class Figure:
 
     @property
     def verdict(self) -> Literal["met", "missed", "failed"] | None:
+        """Return None without a goal, and for a disturbed figure that would have met it."""
         if self.error is not None:
             return "failed"
         if self.target is None:
             return None
         sign, goal = self.target
-        return "met" if (self.median >= goal if sign == ">=" else self.median <= goal) else "missed"
+        if not (self.median >= goal if sign == ">=" else self.median <= goal):
+            return "missed"
+        return None if self.disturbed else "met"
 
     def __str__(self) -> str:
         if self.error is not None:
             return f"{self.name}: failed: {self.error}"
-        target = "" if self.target is None else f" ({self.target[0]} {self.target[1]:g}: {self.verdict})"
+        target = (
+            "" if self.target is None else f" ({self.target[0]} {self.target[1]:g}: {self.verdict or 'not judged'})"
+        )
         disturbed = "; DISTURBED: ignore, the rounds scatter because other work was running" if self.disturbed else ""
         rounds = ", ".join(f"{one:.4g}" for one in self.rounds)
         return f"{self.name}: {self.median:.4g} {self.unit}{target}; rounds {rounds}{disturbed}"
@@ -179,10 +185,13 @@ def cores() -> int:
 
 
 def machine(packages: Sequence[str] = _PACKAGES) -> dict[str, Any]:
-    """Return a description of the machine, the commit, and the installed versions of `packages`."""
+    """Return a description of the machine, the commit, and the installed versions of `packages`. `instructions`: those
+    of the CPU that matter for embedding (Linux)."""
     profile = detect("cpu")
+    flags = Path("/proc/cpuinfo").read_text(encoding="utf-8").split() if sys.platform == "linux" else ()
     about: dict[str, Any] = {
         "cpu": profile.name,
+        "instructions": [name for name in _INSTRUCTIONS if name in flags],
         "cores": cores(),
         "memory_bytes": profile.memory_bytes,
         "system": f"{platform.system()} {platform.machine()}",

@@ -38,9 +38,10 @@ def sap_like_texts(rng: random.Random, count: int, mean: float, spread: float, l
     return texts
 
 
-def texts(scale: float = 1.0) -> dict[str, list[str]]:
-    """Return `short`, 800 texts of 5 to 40 tokens, and `skewed`, 200 of 10 to 250, both multiplied by `scale`."""
-    rng = random.Random(11)
+def texts(scale: float = 1.0, seed: int = 11) -> dict[str, list[str]]:
+    """Return `short`, 800 texts of 5 to 40 tokens, and `skewed`, 200 of 10 to 250, both multiplied by `scale`. Another
+    seed gives other texts of the same kinds."""
+    rng = random.Random(seed)
     short = sap_like_texts(rng, max(1, round(800 * scale)), 2.8, 0.5, (5, 40))
     skewed = sap_like_texts(rng, max(1, round(200 * scale)), 4.0, 0.8, (10, 250))
     return {"short": short, "skewed": skewed}

@@ -14,6 +14,8 @@ from .device import ELEMENT_BYTES, DeviceProfile, Precision, detect
 
 # all-MiniLM-L6-v2, fp32, two cores, padded batches: 512 to 1024 tokens are fastest; 4096 lose 25 % (padding, caches).
 CPU_TOKENS = 1024
+# On the packed path: twice as many rows load each weight half as often (measured 2 to 13 % faster).
+PACKED_CPU_TOKENS = 2048
 LEAST_TOKENS = 64
 MOST_TOKENS = 131_072  # on any card, so that every tensor has fewer than 2**31 numbers
 TILE = 128  # rows and columns that one multiprocessor computes at a time in cuBLAS' half-precision kernels
@@ -166,6 +168,7 @@ class T4MemoryManager:
         self.book, self.release = self.device.book, self.device.release
         self._profile = self.device.profile
         self._lock = self.device.lock
+        self._cpu_tokens = CPU_TOKENS
         self.token_budget = CPU_TOKENS
         self.planned_tokens = CPU_TOKENS  # the budget without reductions after OutOfMemory
         self._shrunk: int | None = None  # the reduced budget, until it has recovered
@@ -196,17 +199,20 @@ class T4MemoryManager:
 
     def plan_again(self) -> None:
         """Plan the budget for what is left now; a reduced budget stays reduced."""
-        self.planned_tokens = CPU_TOKENS
+        self.planned_tokens = self._cpu_tokens
         if self._cost is not None:
             token_bytes, fixed_bytes = self._cost
             fitting = int((self.usable_bytes - fixed_bytes) / token_bytes)
             self.planned_tokens = max(LEAST_TOKENS, min(self._full, fitting))
         self.token_budget = self.planned_tokens if self._shrunk is None else min(self._shrunk, self.planned_tokens)
 
-    def plan_for(self, shape: ModelShape, precision: Precision, measured: TokenCost | None = None) -> int:
+    def plan_for(
+        self, shape: ModelShape, precision: Precision, measured: TokenCost | None = None, *, packed: bool = False
+    ) -> int:
         """Set and return the budget for a model: the tokens that fit, up to those that fill the card. Without
-        `measured` it uses an upper estimate. On a CPU the budget is CPU_TOKENS."""
+        `measured` it uses an upper estimate. On a CPU the budget is CPU_TOKENS, or PACKED_CPU_TOKENS."""
         with self._lock:
+            self._cpu_tokens = PACKED_CPU_TOKENS if packed else CPU_TOKENS
             self._cost = self._shrunk = None
             if self._profile.kind == "cuda":
                 self._cost = measured or (shape.bytes_per_token(precision), 0)

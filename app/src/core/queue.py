@@ -114,7 +114,7 @@ class BatchRunner:
         used, free = backend.used_bytes(), backend.free_bytes()
         device = memory_of(backend.profile)
         self.memory = T4MemoryManager(limits=limits, used_bytes=used, free_bytes=free, device=device)
-        self.memory.plan_for(info.shape, info.precision, measured)
+        self.memory.plan_for(info.shape, info.precision, measured, packed=info.path == "packed")
         self.ahead = backend.ahead
         self.steps = 1 + backend.pauses  # parts of about equal length, between which a batch can be interrupted
         self._packed = info.path in UNPADDED

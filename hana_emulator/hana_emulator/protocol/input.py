@@ -96,13 +96,16 @@ def _read_decimal(data: bytes, position: int) -> tuple[Decimal | None, int]:
     return decimals.decode(data[position : position + 16]), position + 16
 
 
+_LAST = int(LobOption.LAST)  # an enum's own `&` is slow, and every LOB of every row needs it
+
+
 @_READERS(*LOBS)
 def _read_lob(data: bytes, position: int) -> tuple[LobInput, int]:
     """Read only the header: LOB data follows the row, and its positions are unreliable."""
     options, length, _position = _LOB_HEADER.unpack_from(data, position)
     if length < 0:
         raise ProtocolError("the length of a LOB parameter is negative")
-    lob = LobInput(data[position - 1], bool(options & LobOption.LAST), length)
+    lob = LobInput(data[position - 1], options & _LAST != 0, length)
     return lob, position + _LOB_HEADER.size
 
 
