@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,20 +23,36 @@ from connector.stores.words import LENGTH_SHARE, SATURATION, Word, most_common, 
 _MOST_WORDS = 2**31 - 1
 
 WORDS_REMEMBERED = 10_000
-TEXTS_REMEMBERED = 4_000_000  # in all cached sets together; 12 bytes per text
+TEXTS_REMEMBERED = 4_000_000  # in all cached sets together; 12 bytes per text, and for PLACES_REMEMBERED 16
+PLACES_REMEMBERED = 4  # positions of frequent words, per text
+FREQUENT = 100  # a word is frequent if one text in this many contains it
 
 
 @dataclass(frozen=True, slots=True)
 class _Texts:
     """The texts of one collection that a caller may see in a transaction at `mark`: ascending record ids and word
-    counts. `holding`: number of texts that contain a word."""
+    counts. `holding`: number of texts that contain a word. `frequent`: positions of the texts with frequent words, the
+    last used last."""
 
     mark: Mark
     ids: NDArray[np.int64]
     lengths: NDArray[np.int32]
     holding: dict[Word, int] = field(default_factory=dict)
+    frequent: dict[Word, NDArray[np.int32]] = field(default_factory=dict)
 
-    def scores(self, found: Sequence[NDArray[np.int64]]) -> NDArray[np.float64]:
+    def places(self, db: sqlite3.Connection, collection: int, word: Word) -> NDArray[np.signedinteger[Any]]:
+        """Return the positions of texts with the word. Caches those of frequent words, at most PLACES_REMEMBERED per
+        text."""
+        known = self.frequent.pop(word, None)
+        found = holding(db, collection, word, self) if known is None else known
+        if len(found) * FREQUENT > len(self.ids):
+            self.frequent[word] = found.astype(np.int32, copy=False)
+            while sum(map(len, list(self.frequent.values()))) > PLACES_REMEMBERED * len(self.ids):
+                oldest, *_ = self.frequent  # at once: other threads change it
+                self.frequent.pop(oldest, None)
+        return found
+
+    def scores(self, found: Sequence[NDArray[np.signedinteger[Any]]]) -> NDArray[np.float64]:
         """Return the BM25 score of each text, given the positions of the texts with each word. A text with all words
         gets a bonus that puts it above any text without one of them."""
         held, count = np.zeros(len(self.ids)), np.zeros(len(self.ids), np.int64)
@@ -120,15 +137,13 @@ def search(
     count = len(texts.ids)
     if not count:
         return []
-    found = dict[Word, NDArray[np.int64]]()
+    found = dict[Word, NDArray[np.signedinteger[Any]]]()
     for word in wanted:
         if texts.holding.get(word, 0) <= most_common(count):  # skip words known to be common
-            found[word] = holding(db, collection, word, texts)
+            found[word] = texts.places(db, collection, word)
             texts.holding[word] = len(found[word])
     chosen = [wanted[place] for place in worth_it(wanted, [texts.holding[word] for word in wanted], count)]
-    all_scores = texts.scores(
-        [found[word] if word in found else holding(db, collection, word, texts) for word in chosen]
-    )
+    all_scores = texts.scores([found[word] if word in found else texts.places(db, collection, word) for word in chosen])
     hit = np.flatnonzero(all_scores)
     order = hit[np.argsort(-all_scores[hit], kind="stable")]
     ids, scores = texts.ids[order], all_scores[order]
