@@ -25,7 +25,7 @@ _MOST_WORDS = 2**31 - 1
 WORDS_REMEMBERED = 10_000
 TEXTS_REMEMBERED = 4_000_000  # in all cached sets together; 12 bytes per text, and for PLACES_REMEMBERED 16
 PLACES_REMEMBERED = 4  # positions of frequent words, per text
-HOLDERS = 2_000  # rows whose ids contain a number; for more, SQLite's scan and sort is as fast
+HOLDERS = 2_000  # rows whose ids contain a number; more are left to SQLite's scan and sort
 FREQUENT = 100  # a word is frequent if one text in this many contains it
 
 
@@ -99,7 +99,7 @@ def key_holders(db: sqlite3.Connection, cache: FilterCache[_Keys], collection: i
         cache.put(key, known, len(known.records), TEXTS_REMEMBERED)
     found, wanted = list[int](), number.encode()
     start = known.joined.find(wanted)
-    while start >= 0 and len(found) <= HOLDERS:
+    while 0 <= start < len(known.joined) and len(found) <= HOLDERS:
         place = int(np.searchsorted(known.ends, start, side="right"))
         found.append(int(known.records[place]))
         start = known.joined.find(wanted, int(known.ends[place]))
