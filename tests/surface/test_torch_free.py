@@ -113,7 +113,7 @@ def test_a_service_imports_only_what_a_search_needs(tmp_path: Path) -> None:
     code = (
         "import sys; from app.src.service.service import Service; from app.src.settings import load; "
         "Service(load(None, {}).settings).close(); "
-        "late = {'torch', 'tokenizers', 'jwt', 'cryptography', 'tenacity', 'tomlkit', 'cronsim', 'hdbcli'}; "
+        "late = {'torch', 'tokenizers', 'jwt', 'cryptography', 'tenacity', 'tomlkit', 'hdbcli'}; "
         "print(sorted(late & set(sys.modules)))"
     )
     run = subprocess.run(

@@ -10,6 +10,9 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from zoneinfo import ZoneInfo
+
+from cronsim import CronSim
 
 from app.src.core.backends.torch.process import give_back
 from app.src.jobs.journal import Job, JobOptions, JobRunning, Kind, QueueFull, StateUnusable, Turn
@@ -47,10 +50,6 @@ def next_start(schedule: ScheduleSettings, turn: Turn | None, now: float) -> flo
     if schedule.every is not None:
         start = since if last is None else last + schedule.every
     else:
-        from zoneinfo import ZoneInfo
-
-        from cronsim import CronSim
-
         zone = UTC if schedule.timezone == "UTC" else ZoneInfo(schedule.timezone)
         after = datetime.fromtimestamp(since if last is None else max(since, last), zone)
         start = next(CronSim(schedule.cron or "", after)).timestamp()
