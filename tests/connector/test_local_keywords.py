@@ -181,6 +181,22 @@ def test_what_is_remembered_of_texts_is_what_a_new_look_finds(
                     assert asked[0] == asked[1], (turn, text, within)
 
 
+def test_keys_remembered_are_those_that_a_new_look_finds(
+    store: LocalStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    chosen = random.Random(7)
+    for turn in range(30):
+        keys = [f'["{chosen.randrange(150)}"]' for _ in range(9)]
+        write(store, dict.fromkeys(keys[:6], "pump"), tuple(keys[6:]))
+        with closing(LocalStore(tmp_path)) as fresh:
+            for number in ("1", "12", "7", "149"):
+                asked = [each.view(NAME).keyed(number, 99) for each in (store, fresh)]
+                with monkeypatch.context() as scanning:
+                    scanning.setattr(local_keywords, "HOLDERS", -1)
+                    asked.append(store.view(NAME).keyed(number, 99))
+                assert asked[0] == asked[1] == asked[2], (turn, number)
+
+
 def test_texts_are_remembered_within_bounds(store: LocalStore, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(local_keywords, "TEXTS_REMEMBERED", 25)
     write(store, {f"k{number}": "pump" for number in range(10)})

@@ -25,6 +25,7 @@ _MOST_WORDS = 2**31 - 1
 WORDS_REMEMBERED = 10_000
 TEXTS_REMEMBERED = 4_000_000  # in all cached sets together; 12 bytes per text, and for PLACES_REMEMBERED 16
 PLACES_REMEMBERED = 4  # positions of frequent words, per text
+HOLDERS = 2_000  # rows whose ids contain a number; more are left to SQLite's scan and sort
 FREQUENT = 100  # a word is frequent if one text in this many contains it
 
 
@@ -48,8 +49,8 @@ class _Texts:
         if len(found) * FREQUENT > len(self.ids):
             self.frequent[word] = found.astype(np.int32, copy=False)
             while sum(map(len, list(self.frequent.values()))) > PLACES_REMEMBERED * len(self.ids):
-                oldest, *_ = self.frequent  # at once: other threads change it
-                self.frequent.pop(oldest, None)
+                for oldest in list(self.frequent)[:1]:  # other threads may have emptied it
+                    self.frequent.pop(oldest, None)
         return found
 
     def scores(self, found: Sequence[NDArray[np.signedinteger[Any]]]) -> NDArray[np.float64]:
@@ -65,6 +66,44 @@ class _Texts:
         if len(found) > 1:
             scores[count == len(found)] += sum(weights)
         return scores
+
+
+@dataclass(frozen=True, slots=True)
+class _Keys:
+    """The ids of a collection's rows in UTF-8, each with a line end, joined, and the end and record of each, for a
+    transaction at `mark`. Rows deleted after the tombstone `since` may remain."""
+
+    mark: Mark
+    since: int
+    joined: bytes
+    ends: NDArray[np.int64]
+    records: NDArray[np.int64]
+
+
+def key_holders(db: sqlite3.Connection, cache: FilterCache[_Keys], collection: int, number: str) -> list[int] | None:
+    """Return the first records of the rows whose id contains `number`, and perhaps some of deleted rows; None if there
+    are more than HOLDERS. Cached: later calls only read new rows."""
+    key, mark, nothing = FilterCache.key(filters.Compiled(), collection), read_mark(db), np.empty(0, np.int64)
+    known = cache.get(key)
+    if known is None or known.mark != mark:
+        older = known is not None and known.mark[0] <= mark[0] and known.mark[1] <= mark[1]
+        if known is None or not older or mark[1] - known.since > len(known.records):
+            known = _Keys((0, 0), mark[1], b"", nothing, nothing)
+        sql = "SELECT id, document FROM records WHERE collection = ? AND id > ? AND number = 0"
+        rows = db.execute(sql, (collection, known.mark[0])).fetchall()
+        lines = [f"{document}\n".encode() for _, document in rows]
+        ends = np.cumsum([len(line) for line in lines], dtype=np.int64) + len(known.joined)
+        ids = np.array([id_ for id_, _ in rows], dtype=np.int64)
+        joined = b"".join([known.joined, *lines])
+        known = _Keys(mark, known.since, joined, np.append(known.ends, ends), np.append(known.records, ids))
+        cache.put(key, known, len(known.records), TEXTS_REMEMBERED)
+    found, wanted = list[int](), number.encode()
+    start = known.joined.find(wanted)
+    while 0 <= start < len(known.joined) and len(found) <= HOLDERS:
+        place = int(np.searchsorted(known.ends, start, side="right"))
+        found.append(int(known.records[place]))
+        start = known.joined.find(wanted, int(known.ends[place]))
+    return found if len(found) <= HOLDERS else None
 
 
 def visible(
