@@ -109,6 +109,25 @@ def test_help_is_quick_because_it_imports_no_heavy_package(tmp_path: Path) -> No
     assert run.stdout.strip() == "[]"
 
 
+def test_a_service_imports_only_what_a_search_needs(tmp_path: Path) -> None:
+    code = (
+        "import sys; from app.src.service.service import Service; from app.src.settings import load; "
+        "Service(load(None, {}).settings).close(); "
+        "late = {'torch', 'tokenizers', 'jwt', 'cryptography', 'tenacity', 'tomlkit', 'hdbcli'}; "
+        "print(sorted(late & set(sys.modules)))"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", code],
+        env={"PYTHONPATH": str(ROOT)},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert run.stdout.strip() == "[]"
+
+
 @pytest.mark.parametrize("kind", [pytest.param("hana", marks=pytest.mark.slow), "local"])
 def test_sync_verify_and_search_without_torch(tmp_path: Path, emulator: Emulator, hana_schema: str, kind: str) -> None:
     """In one process."""

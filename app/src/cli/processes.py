@@ -17,7 +17,7 @@ from app.src.cli.application import JsonFlag, app, guarded, jobs_app, opened, re
 from app.src.cli.exits import FAILED, OK, UNEXPECTED, UsageFault
 from app.src.cli.interrupts import leave_behind_what_hangs, orderly
 from app.src.cli.output import Invocation
-from app.src.jobs.journal import State
+from app.src.jobs import State
 from app.src.observe import Fault
 
 if TYPE_CHECKING:
