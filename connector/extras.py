@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import sys
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlparse
@@ -48,6 +47,8 @@ def install_command(*extras: str, index: str | None = None) -> str:
 
 def _clone() -> tuple[Path | None, bool]:
     """Return the folder that this package was installed from (None: a wheel or index), and whether it is editable."""
+    from importlib import metadata
+
     try:
         url_record = metadata.distribution(DISTRIBUTION).read_text("direct_url.json")
     except metadata.PackageNotFoundError:

@@ -5,19 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
-
-from tenacity import (
-    RetryCallState,
-    Retrying,
-    retry_if_exception,
-    stop_after_attempt,
-    stop_after_delay,
-    wait_random_exponential,
-)
+from typing import TYPE_CHECKING, TypeVar
 
 from connector.cancellation import Cancellation
 from connector.errors import ConnectorError, Overloaded
+
+if TYPE_CHECKING:
+    from tenacity import RetryCallState
 
 T = TypeVar("T")
 
@@ -37,16 +31,18 @@ class RetryPolicy:
     ) -> T:
         """Return the result of `work`, or raise its last error. `overloaded`: attempts after which Overloaded is
         raised, for callers that then ask for less. Raises Cancelled if `cancellation` ends a pause."""
-        bounds = stop_after_attempt(self.attempts) | stop_after_delay(self.seconds)
+        import tenacity
+
+        bounds = tenacity.stop_after_attempt(self.attempts) | tenacity.stop_after_delay(self.seconds)
 
         def stop(state: RetryCallState) -> bool:
             error = state.outcome.exception() if state.outcome else None
             too_often = overloaded is not None and isinstance(error, Overloaded) and state.attempt_number >= overloaded
             return too_often or bounds(state)
 
-        retrying = Retrying(
-            retry=retry_if_exception(lambda error: isinstance(error, ConnectorError) and error.retryable),
-            wait=wait_random_exponential(multiplier=self.first_wait, max=self.longest_wait),
+        retrying = tenacity.Retrying(
+            retry=tenacity.retry_if_exception(lambda error: isinstance(error, ConnectorError) and error.retryable),
+            wait=tenacity.wait_random_exponential(multiplier=self.first_wait, max=self.longest_wait),
             stop=stop,
             sleep=self.sleep or (time.sleep if cancellation is None else cancellation.pause),
             reraise=True,

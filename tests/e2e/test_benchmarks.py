@@ -34,7 +34,7 @@ def test_the_benchmark_of_syncs_runs(tmp_path):
     assert list(dict.fromkeys(name.split(",")[0] for name in found)) == parts
     for kind in ("local", "hana"):
         assert found[f"rate, {kind}"]["median"] > 0
-        assert found[f"rate, {kind}"]["verdict"] in ("met", "missed")
+        assert found[f"rate, {kind}"]["target"]
         assert len(found[f"unchanged, {kind}"]["rounds"]) == 2
         assert found[f"memory, {kind}"]["few"][0] > 10
     assert report["machine"]["commit"]
@@ -84,7 +84,7 @@ def test_the_benchmark_of_searches_runs(tmp_path):
     report, found = read(out)
     for rows in ("1,000 rows", "2,000 rows"):
         assert found[f"{rows}, store"]["median"] > 0
-        assert found[f"{rows}, visible, worst"]["verdict"] in ("met", "missed")
+        assert found[f"{rows}, visible, worst"]["target"] == "<= 100"
         assert len(found[f"{rows}, keyword, hybrid"]["rounds"]) == 2
         assert report["details"][rows]["build_seconds"] >= 0
     assert found["1,000 rows, service, hybrid / vector"]["target"] == "<= 3"

@@ -229,7 +229,7 @@ def test_a_key_that_could_not_be_handed_over_is_none(tmp_path: Path, monkeypatch
             raise AccessUnusable("token: cannot be replaced (No space left on device)")
         real(path, content)
 
-    monkeypatch.setattr("app.src.cli.keys.write_private", full)
+    monkeypatch.setattr("app.src.access.files.write_private", full)
     run = CliRunner().invoke(app, ["keys", "create", "web", "--scope", "search", "--out", "token"], env=SERVICE)
     assert (run.exit_code, run.stdout) == (2, "")
     assert not (tmp_path / "keys.json").exists()

@@ -94,7 +94,9 @@ def test_without_torch_a_real_model_is_refused_clearly(tmp_path: Path) -> None:
 def test_help_is_quick_because_it_imports_no_heavy_package(tmp_path: Path) -> None:
     code = (
         "import sys, app.src.cli; "
-        "print(sorted({'torch', 'fastapi', 'uvicorn', 'hdbcli', 'transformers', 'numpy'} & set(sys.modules)))"
+        "heavy = {'torch', 'transformers', 'tokenizers', 'fastapi', 'uvicorn', 'hdbcli'} "
+        "| {'numpy', 'pydantic', 'httpx', 'jwt'}; "
+        "print(sorted(heavy & set(sys.modules)))"
     )
     run = subprocess.run(
         [sys.executable, "-c", code],
@@ -104,7 +106,26 @@ def test_help_is_quick_because_it_imports_no_heavy_package(tmp_path: Path) -> No
         timeout=60,
         check=True,
     )
-    assert run.stdout.strip() in ("[]", "['numpy']")
+    assert run.stdout.strip() == "[]"
+
+
+def test_a_service_imports_only_what_a_search_needs(tmp_path: Path) -> None:
+    code = (
+        "import sys; from app.src.service.service import Service; from app.src.settings import load; "
+        "Service(load(None, {}).settings).close(); "
+        "late = {'torch', 'tokenizers', 'jwt', 'cryptography', 'tenacity', 'tomlkit', 'hdbcli'}; "
+        "print(sorted(late & set(sys.modules)))"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", code],
+        env={"PYTHONPATH": str(ROOT)},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert run.stdout.strip() == "[]"
 
 
 @pytest.mark.parametrize("kind", [pytest.param("hana", marks=pytest.mark.slow), "local"])

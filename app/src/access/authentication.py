@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from concurrent.futures import wait
+from typing import TYPE_CHECKING
 
 from app.src.access.keys import PREFIX, KeyRing
 from app.src.access.principal import ISSUER_AWAY, Principal, Unauthenticated
-from app.src.access.tokens import FETCH_SECONDS, Tokens
 from app.src.settings import AccessSettings
 
-_WAIT_SECONDS = FETCH_SECONDS + 1
+if TYPE_CHECKING:
+    from app.src.access.tokens import Tokens
+
+_WAIT_SECONDS = 6.0  # one more than `tokens.FETCH_SECONDS`
 
 
 class Authentication:
@@ -21,7 +24,11 @@ class Authentication:
         self.settings = settings
         self.configured = settings.configured
         self._keys = None if settings.keys is None else KeyRing(settings.keys)
-        self._tokens = None if settings.jwt is None else Tokens(settings.jwt)
+        self._tokens: Tokens | None = None
+        if settings.jwt is not None:
+            from app.src.access.tokens import Tokens
+
+            self._tokens = Tokens(settings.jwt)
 
     def open(self) -> None:
         """Read the files. Raises AccessUnusable for an unusable one."""

@@ -16,7 +16,8 @@ from sse_starlette import EventSourceResponse, ServerSentEvent
 from app.src.api.errors import Refused
 from app.src.api.guard import still_may
 from app.src.api.requests import Body, Executors, Json
-from app.src.jobs.journal import Job, State
+from app.src.jobs import State
+from app.src.jobs.journal import Job
 from app.src.service.sync import SyncRequest
 
 LAST_GENERATION = 2**31 - 1  # both stores keep the number as a signed 32-bit integer

@@ -23,18 +23,14 @@ PARTS = (
 COLUMNS = ("part", "seconds", "share", "floor_seconds", "share_of_floor")
 
 
-class NotProfiled(ConfigurationError):
-    """The engine does not compute by packed layers on a CPU."""
-
-
 def packed_encoder(engine: Engine) -> PackedEncoder:
-    """Return the encoder of an engine. Raises NotProfiled if it is not packed or not on a CPU."""
+    """Return the encoder of an engine. Raises ConfigurationError if it is not packed or not on a CPU."""
     from app.src.core.backends.torch.packed import PackedEncoder
 
     encoder = getattr(getattr(engine, "_backend", None), "_encoder", None)
     if isinstance(encoder, PackedEncoder) and engine.profile.kind == "cpu":
         return encoder
-    raise NotProfiled(
+    raise ConfigurationError(
         f"{engine.model} is computed by the path {engine.path} on {engine.profile.kind} ({engine.path_reason}); "
         "--profile needs one engine with the packed path on a CPU"
     )
@@ -42,7 +38,7 @@ def packed_encoder(engine: Engine) -> PackedEncoder:
 
 def measure(engine: Engine, say: Say, *, rounds: int = 5, scale: float = 0.5, threads: int) -> Report:
     """Profile short, skewed and long texts. The parts are those of the round with the median time; "rest" is negative
-    if tokenising overlapped with computing. Raises NotProfiled."""
+    if tokenising overlapped with computing. Raises ConfigurationError."""
     encoder = packed_encoder(engine)
     from app.src.core.backends.torch.profile import Floors, clocked
 

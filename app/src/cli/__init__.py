@@ -1,5 +1,5 @@
 """The command `owl-sap`: `application` registers the verbs, `exits` defines their exit codes, `output` prints; the
-other modules hold the verbs. Only verbs that compute vectors import torch and NumPy."""
+other modules hold the verbs. A verb imports what it needs when it runs, so that `--help` is quick."""
 
 from app.src.cli import (  # noqa: F401 - they register their verbs
     advanced,

@@ -18,12 +18,10 @@ from app.src.cli import output
 from app.src.cli.exits import INTERRUPTED, OK, UsageFault, exit_code, message
 from app.src.cli.interrupts import not_held_up, orderly
 from app.src.cli.output import Invocation, Layout
-from app.src.settings import Loaded, load
-from connector import failpoints
-from connector.extras import missing_module
 
 if TYPE_CHECKING:
     from app.src.service.service import Service
+    from app.src.settings import Loaded
 
 # The panels of `owl-sap --help` with their verbs, in the order shown.
 PANELS = {
@@ -136,6 +134,8 @@ def guarded(function: Callable[..., int | None]) -> Callable[..., None]:
         except (KeyboardInterrupt, typer.Abort):  # Abort: during a prompt
             code = INTERRUPTED
         except Exception as error:
+            from connector.extras import missing_module
+
             if isinstance(error, ModuleNotFoundError) and (advice := missing_module(error)):
                 error = UsageFault(advice)
             code = report_error(error)
@@ -166,6 +166,8 @@ def report_error(error: Exception, subject: str = "") -> int:
 
 def read_settings(flags: Mapping[tuple[str, ...], Any] | None = None) -> Loaded:
     """Read the settings. `flags`: the verb's options by path of the setting; None means not given."""
+    from app.src.settings import load
+
     given = {path: value for path, value in (flags or {}).items() if value is not None}
     return load(Invocation.config, given)
 
@@ -174,6 +176,7 @@ def read_settings(flags: Mapping[tuple[str, ...], Any] | None = None) -> Loaded:
 def opened(loaded: Loaded | None = None) -> Iterator[Service]:
     """Yield a service with these settings, by default those read without flags."""
     from app.src.service.service import Service
+    from connector import failpoints
 
     loaded = loaded or read_settings()
     if loaded.failpoint:

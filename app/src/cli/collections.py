@@ -16,7 +16,6 @@ from app.src.cli.exits import FAILED, OK, UsageFault, exit_code, message
 from app.src.cli.interrupts import interruptible
 from app.src.cli.output import watched
 from app.src.cli.search import lines_of
-from app.src.settings import no_collections
 
 if TYPE_CHECKING:
     from app.src.service.service import Service
@@ -84,6 +83,8 @@ def _chosen(service: Service, names: list[str], all_: bool) -> list[str]:
     if not chosen and service.collections.names:
         raise UsageFault("every collection is written by clients (documents = true): there is nothing to sync")
     if not chosen:
+        from app.src.settings import no_collections
+
         raise UsageFault(no_collections(service.file))
     for name in chosen:
         service.collections.spec(name)
@@ -153,6 +154,8 @@ def status(
     with opened() as service:
         rows = service.status.collections(None if name is None else [name])
     if not rows and not json:
+        from app.src.settings import no_collections
+
         output.say(no_collections(service.file))
         return
     shown = [row | {column: output.minute(row[column]) for column in _MOMENTS} for row in rows]

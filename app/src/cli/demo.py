@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
@@ -15,8 +15,10 @@ from app.src.cli.application import JsonFlag, app, read_settings, verb
 from app.src.cli.exits import FAILED, OK
 from app.src.cli.interrupts import interruptible, orderly
 from app.src.cli.output import watched
-from app.src.settings import Settings
 from connector.extras import emulator_command
+
+if TYPE_CHECKING:
+    from app.src.settings import Settings
 
 _SYNC_COLUMNS = ("collection", "read", "upserted", "empty", "quarantined", "tokens", "seconds", "rows_per_second")
 _VERIFY_COLUMNS = ("collection", "rows", "missing", "stale", "orphaned", "duplicates", "bad_vectors", "ok")

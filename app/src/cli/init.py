@@ -15,13 +15,12 @@ import typer
 from app.src.cli import output
 from app.src.cli.application import JsonFlag, app, file_text, opened, read_settings, verb
 from app.src.cli.exits import UsageFault
-from app.src.settings import Settings, load
-from app.src.settings.writing import ENVIRONMENT_FILE, settings_file
 from connector.errors import NoProposal
-from connector.model import TableRef
 
 if TYPE_CHECKING:
     from app.src.service.service import Service
+    from app.src.settings import Settings
+    from connector.model import TableRef
 
 _FILE, _ENVIRONMENT = "owl-sap.toml", ".env.example"
 _MOST_UNPROMPTED = 3  # tables that --yes chooses from the best candidates
@@ -50,6 +49,9 @@ def init(  # noqa: PLR0913 - a verb has as many parameters as options
 ) -> None:
     """Write owl-sap.toml and .env.example from the database's tables. Each chosen table gets a commented block; nothing
     in HANA changes."""
+    from app.src.settings.writing import settings_file
+    from connector.model import TableRef
+
     if offline and (table or schema or language):
         raise UsageFault("--table, --schema and --language need the database: omit them, or omit --offline")
     if out.exists() and not out.is_dir():
@@ -156,6 +158,8 @@ def _chosen(service: Service, schema: str | None, ask: bool, accept: bool) -> li
 
 
 def _ref(name: str, schema: str | None) -> TableRef:
+    from connector.model import TableRef
+
     try:
         return TableRef.parse(name)
     except ValueError as error:
@@ -205,6 +209,9 @@ def _values(settings: Settings, kind: str) -> dict[str, dict[str, Any]]:
 
 def _write(out: Path, text: str, names: Sequence[str], json: bool) -> None:
     """Write both files after reading the settings back as a check."""
+    from app.src.settings import load
+    from app.src.settings.writing import ENVIRONMENT_FILE
+
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / _FILE).write_text(text, encoding="utf-8")
         read = load(environ={}, folder=Path(folder))

@@ -10,12 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from app.src.access.files import write_private
 from app.src.access.principal import SCOPES, Scope
 from app.src.cli import output
 from app.src.cli.application import JsonFlag, keys_app, read_settings, verb
 from app.src.cli.exits import UsageFault, refusals
-from app.src.settings import seconds
 
 if TYPE_CHECKING:
     from app.src.access.keys import Deliver, Key
@@ -104,6 +102,8 @@ def _path() -> Path:
 
 def _make(make: Callable[[Path, Deliver | None], tuple[Key, str]], out: Path | None, json: bool) -> None:
     """Make a key, and write it to `out` or print it. Its digest is stored only after `out` has been written."""
+    from app.src.access.files import write_private
+
     path = _path()
     if out is not None and not out.parent.is_dir():
         raise UsageFault(f"{out.parent}: folder not found; create it: mkdir -m 700 {out.parent}")
@@ -125,6 +125,8 @@ def _seconds(text: str, option: str, *, zero: bool = False) -> float:
     """Parse a duration, which needs a unit: a bare 90 would mean seconds, but users mean days."""
     if text.strip().replace(".", "", 1).isdecimal():
         raise UsageFault(f"{option} {text} needs a unit: write {text}d for days, {text}h for hours")
+    from app.src.settings import seconds
+
     with refusals():
         length = seconds(text)
     if not length and not zero:

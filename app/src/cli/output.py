@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any, Literal
 import orjson
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 if TYPE_CHECKING:
+    from rich.progress import Progress
+
     from connector.protocols import Observer
 
 _PIPED_WIDTH = 140
@@ -206,6 +207,8 @@ def watched(collection: str, unit: str = "rows") -> Iterator[Observer]:
     if not sys.stderr.isatty():
         yield _Watch(collection, unit)
         return
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
     rate = TextColumn(f"{{task.fields[rate]}} {unit}/s")
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), rate, TimeRemainingColumn())
     with Progress(*columns, console=console(stderr=True), transient=True) as bars:

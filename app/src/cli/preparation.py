@@ -14,8 +14,6 @@ from app.src.cli.application import JsonFlag, Name, app, changes_app, config_app
 from app.src.cli.exits import FAILED, OK, UsageFault, refusals
 from app.src.cli.output import watched
 from app.src.service import explaining
-from app.src.settings import Settings, show
-from connector.model import TableRef
 
 _TABLE_COLUMNS = ("schema", "name", "kind", "columns", "rows", "comment")
 _PLAN_COLUMNS = (
@@ -49,6 +47,8 @@ def introspect(
     json: JsonFlag = False,
 ) -> None:
     """Propose a collection for a table or view. Prints TOML for owl-sap.toml with a reason for each choice."""
+    from connector.model import TableRef
+
     with refusals():
         ref = TableRef.parse(table)
     with opened() as service:
@@ -136,6 +136,8 @@ def config_show(
     json: JsonFlag = False,
 ) -> None:
     """Show the settings in force. Secrets are masked."""
+    from app.src.settings import show
+
     loaded = read_settings()
     columns = ("setting", "value", "origin") if origin else ("setting", "value")
     records = [{column: row[column] for column in columns} for row in show(loaded)]
@@ -156,6 +158,8 @@ def config_show(
 @verb(config_app, "schema")
 def config_schema() -> None:
     """Print the JSON schema of owl-sap.toml."""
+    from app.src.settings import Settings
+
     output.write_json(Settings.model_json_schema(by_alias=True))
 
 

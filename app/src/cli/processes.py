@@ -17,10 +17,8 @@ from app.src.cli.application import JsonFlag, app, guarded, jobs_app, opened, re
 from app.src.cli.exits import FAILED, OK, UNEXPECTED, UsageFault
 from app.src.cli.interrupts import leave_behind_what_hangs, orderly
 from app.src.cli.output import Invocation
-from app.src.jobs.journal import State
+from app.src.jobs import State
 from app.src.observe import Fault
-from app.src.observe import health as health_
-from app.src.settings import no_collections
 
 if TYPE_CHECKING:
     from app.src.jobs.journal import Job
@@ -61,6 +59,9 @@ def worker() -> int:
     line on stdout is {"worker": ..., "collections": ...} once it works, with the address of its metrics if it has one.
     SIGTERM ends it with 0 after the current batch; unfinished jobs are queued again. It ends with 4 when the engine
     fails for good."""
+    from app.src.observe import health as health_
+    from app.src.settings import no_collections
+
     loaded = read_settings()
     settings = loaded.settings.worker
     if not loaded.settings.collections:
@@ -91,6 +92,8 @@ def worker() -> int:
 def until_over(service: Service, heartbeat: Path | None, look_seconds: float = 1.0) -> str | None:
     """Wait, probe the engine, and write heartbeats while it answers. Return None once all allowed jobs are over, or the
     reason once the engine cannot recover."""
+    from app.src.observe import health as health_
+
     probed, answers = time.monotonic(), True
     with health_.beating(heartbeat) as beat:
         while not service.jobs.wait_spent(look_seconds):
@@ -134,6 +137,8 @@ def start(role: Role = "serve") -> int:
 def health(role: Role = "serve") -> int:
     """Check the health of `serve` or `worker` in a container. Asks the service at its configured address, or reads the
     heartbeat of the worker; exit 1 when it is not healthy."""
+    from app.src.observe import health as health_
+
     settings = read_settings().settings
     try:
         well = health_.of_service(settings.api) if role == "serve" else health_.of_worker(settings.worker)

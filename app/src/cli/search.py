@@ -12,13 +12,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import orjson
 import typer
 
-from app.src.access.principal import OPERATOR
 from app.src.cli import output
 from app.src.cli.application import JsonFlag, Name, app, file_text, opened, read_settings, verb
 from app.src.cli.exits import OK, UsageFault, refusals
 from app.src.cli.interrupts import cancelling, leave_behind_what_hangs, orderly
 from app.src.cli.output import watched
-from app.src.settings import no_collections
 from connector.errors import UnknownRow
 from connector.extras import install_command
 
@@ -47,6 +45,7 @@ def search(  # noqa: PLR0913 - a verb has as many parameters as options
     json: JsonFlag = False,
 ) -> None:
     """Search a collection by meaning, words or both. Shows source rows, best first; --like ID finds rows like one."""
+    from app.src.access.principal import OPERATOR
     from app.src.service.search import Like, SearchOptions
 
     if (text is None) == (like is None):
@@ -235,6 +234,8 @@ def mcp(
 ) -> int:
     """Offer search and rows to agents over the Model Context Protocol. An agent's program starts it and talks to it on
     stdin and stdout (docs/agents.md); it ends with 0 when stdin ends and on SIGTERM."""
+    from app.src.settings import no_collections
+
     key = None if key_file is None else file_text(key_file, "the file of --key-file").strip()
     loaded = read_settings({("mcp", "key"): key, ("mcp", "write"): write})
     if not loaded.settings.collections:

@@ -14,14 +14,13 @@ from .backends.hashing import HashingBackend
 from .backends.tokenizing import TokenizingBackend
 from .backends.torch.backend import EngineOptions as EngineOptions
 from .backends.torch.backend import TorchBackend
-from .child import ChildEngine
 from .device import DeviceUnavailable, choose_precision, detect, devices_of
 from .engine import EmbeddingEngine, Engine
 from .memory import MemoryLimits
-from .pool import EnginePool, Member
 
 if TYPE_CHECKING:
     from .onnx_export.serving import GraphOptions
+    from .pool import EnginePool, Member
 
 # Hidden size from which threads of one process keep several cards busy; smaller models get a process for each card. One
 # process prepares about 3 million tokens/s, because one thread at a time runs Python (the GIL). An H100 could compute
@@ -49,6 +48,9 @@ def _pool(each: Sequence[EngineOptions], onnx: GraphOptions | None) -> EnginePoo
             "int8 and TensorRT use one device, because a calibrated graph belongs to one card: choose another "
             "[embedding] precision, switch [tensorrt] enabled off, or name one device"
         )
+    from .child import ChildEngine
+    from .pool import EnginePool
+
     with ExitStack() as loaded:
         first = loaded.enter_context(_load(each[0], None))
         if first.dimension < THREADS_FROM:

@@ -1,2 +1,6 @@
 """Background jobs that outlive their process: records, events and progress in one SQLite file, one job at a time per
 collection, cancellation and resumption by any process. Each job is handed to a callable."""
+
+from typing import Literal
+
+State = Literal["queued", "running", "waiting", "succeeded", "failed", "cancelled"]

@@ -19,10 +19,10 @@ from typing import Any, Literal
 
 import orjson
 
+from app.src.jobs import State
 from connector.errors import ConnectorError, StoreCorrupt
 from connector.stores.local.sqlite_file import Schema, SqliteFile
 
-State = Literal["queued", "running", "waiting", "succeeded", "failed", "cancelled"]
 Kind = Literal["sync", "verify", "retry", "build"]
 Turn = tuple[float, float | None]
 """A collection's place in its schedule, in POSIX seconds: when this schedule was first seen, and the start of the last

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from zoneinfo import ZoneInfo
 
 from cronsim import CronSim
@@ -18,13 +18,15 @@ from app.src.core.backends.torch.process import give_back
 from app.src.jobs.journal import Job, JobOptions, JobRunning, Kind, QueueFull, StateUnusable, Turn
 from app.src.jobs.runner import Jobs, Run
 from app.src.service.collections import Collections
-from app.src.service.sync import Quarantine, Sync, SyncRequest
 from app.src.service.wiring import Parts
 from app.src.settings.collections import ScheduleSettings
 from connector.errors import ConnectorError
 from connector.model import CollectionStatus
 from connector.stores.records import in_utc
-from connector.sync.quarantine import GivenKey
+
+if TYPE_CHECKING:
+    from app.src.service.sync import Quarantine, Sync, SyncRequest
+    from connector.sync.quarantine import GivenKey
 
 _log = logging.getLogger(__name__)
 LOOK_SECONDS = 30.0  # longest wait between checks: clocks change, machines sleep, other processes take turns
@@ -115,8 +117,8 @@ class Background:
         self,
         parts: Parts,
         collections: Collections,
-        sync: Sync,
-        quarantine: Quarantine,
+        sync: Callable[[], Sync],
+        quarantine: Callable[[], Quarantine],
         file: Path | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
@@ -140,7 +142,7 @@ class Background:
             give_up_after=settings.sync.give_up_after,
         )
         self.jobs = Jobs(settings.state_folder(file), self._work, options, clock)
-        self.scheduler = Scheduler(self.jobs, self._schedules, asdict(SyncRequest(owner="schedule")), clock)
+        self.scheduler = Scheduler(self.jobs, self._schedules, {"owner": "schedule"}, clock)
 
     def run(self, workers: int | None = None, *, schedules: bool, most: int = 0) -> None:
         """Run jobs, including those left by ended processes; with `schedules`, queue due syncs. `workers`: concurrent
@@ -171,7 +173,7 @@ class Background:
     def start_retry(self, name: str, wanted: Sequence[GivenKey] | None) -> Job:
         """Queue a retry of these quarantine entries; None: all. Raises UnknownKey, and as `start_sync`."""
         self._collections.spec_of_table(name)
-        return self.jobs.start(name, "retry", {"ids": self._quarantine.ids(name, wanted)})
+        return self.jobs.start(name, "retry", {"ids": self._quarantine().ids(name, wanted)})
 
     # ---------------------------------------------------------------------------------------------------- working
 
@@ -192,6 +194,8 @@ class Background:
         return result
 
     def _report(self, run: Run) -> Mapping[str, Any]:
+        from app.src.service.sync import SyncRequest
+
         name, asked = run.collection, run.job.request
         match run.job.kind:
             case "sync" | "build":
@@ -199,12 +203,12 @@ class Background:
                 request = SyncRequest(**{key: asked[key] for key in known if key in asked})
                 if asked.get("retry_login") and run.job.attempts == 1:  # only once: refused logins lock the HANA user
                     self._parts.allow_login()
-                work = self._sync.run if run.job.kind == "sync" else self._sync.build
+                work = self._sync().run if run.job.kind == "sync" else self._sync().build
                 return work(name, request, run, run.stopping).as_dict()
             case "verify":
-                return self._sync.verify(name, **asked, observer=run, stop=run.stopping).as_dict()
+                return self._sync().verify(name, **asked, observer=run, stop=run.stopping).as_dict()
             case "retry":
-                return self._quarantine.retry(name, asked.get("ids"), run, run.stopping).as_dict()
+                return self._quarantine().retry(name, asked.get("ids"), run, run.stopping).as_dict()
 
     # ------------------------------------------------------------------------------------------------------- status
 

@@ -32,7 +32,6 @@ from connector.model import (
     Vectors,
 )
 from connector.stores.store import VectorStore
-from connector.sync.documents import nothing_to_sync
 
 TRIES = 3  # attempts of a read during which another generation becomes active
 _STATUS_SECONDS = 5.0  # longest age of a cached status: the store counts rows for a new one
@@ -157,6 +156,8 @@ class Collections:
         """Return the spec of a collection with a source table. Raises WrongOrigin for one that clients write."""
         spec = self.spec(name)
         if spec.written_by_clients:
+            from connector.sync.documents import nothing_to_sync
+
             raise nothing_to_sync(name)
         return spec
 

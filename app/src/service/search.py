@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from app.src.access.principal import OPERATOR, Principal
 from app.src.access.rows import Nothing, Rights
 from app.src.observe.metrics import Metrics
-from app.src.service.background import Background
 from app.src.service.collections import Collections, VisibleView
 from app.src.service.generations import Generations
 from app.src.service.languages import KnownLanguages, note_on_text
@@ -37,6 +36,9 @@ from connector.stores.ranking import blend, groups, mmr, units
 from connector.stores.records import FOREIGN, shown_id, stored_ids
 from connector.stores.scan import single_threaded
 from connector.stores.words import words
+
+if TYPE_CHECKING:
+    from app.src.service.background import Background
 
 Mode = Literal["vector", "keyword", "hybrid"]
 MODES: tuple[Mode, ...] = get_args(Mode)

@@ -2,28 +2,47 @@
 
 from __future__ import annotations
 
+import threading
+from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from app.src.access.authentication import Authentication
 from app.src.access.rows import Rights
 from app.src.evaluation.run import Evaluator
-from app.src.observe.checks import Checks
 from app.src.observe.metrics import Metrics
 from app.src.service.background import Background
 from app.src.service.browse import Browse
-from app.src.service.catalog import Catalog
 from app.src.service.collections import Collections
-from app.src.service.documents import ClientDocuments
 from app.src.service.generations import Generations
 from app.src.service.labels import Labels
 from app.src.service.search import Search
 from app.src.service.status import Status, version
-from app.src.service.sync import Quarantine, Sync
 from app.src.service.tuning import Tuning
 from app.src.service.wiring import Parts
 from app.src.settings import Settings
 from connector.protocols import Source
 from connector.stores.store import VectorStore
+
+if TYPE_CHECKING:
+    from app.src.observe.checks import Checks
+    from app.src.service.catalog import Catalog
+    from app.src.service.documents import ClientDocuments
+    from app.src.service.sync import Quarantine, Sync
+
+T = TypeVar("T")
+
+
+class _Part(cached_property[T]):
+    """A part that is imported and made on first use, once for all threads."""
+
+    def __get__(self, service: Any, owner: type | None = None) -> T:  # type: ignore[override]
+        with _making:
+            made: T = super().__get__(service, owner)
+        return made
+
+
+_making = threading.RLock()
 
 
 class Service:
@@ -52,19 +71,44 @@ class Service:
         self.collections = Collections(self.parts, file)
         self.rights = Rights(self.collections.blocks, self.collections.block)
         self.generations = Generations(self.parts, self.collections)
-        self.sync = Sync(self.parts, self.collections, self.generations, self.metrics)
-        self.quarantine = Quarantine(self.parts, self.collections, self.generations)
-        self.background = Background(self.parts, self.collections, self.sync, self.quarantine, file)
+        self.background = Background(self.parts, self.collections, lambda: self.sync, lambda: self.quarantine, file)
         self.jobs = self.background.jobs
         self.search = Search(self.parts, self.collections, self.generations, self.rights, self.background, self.metrics)
         self.browse = Browse(self.collections, self.rights)
         self.labels = Labels(self.parts, self.collections, self.rights)
-        self.documents = ClientDocuments(self.parts, self.collections, self.generations, self.rights, self.metrics)
-        self.catalog = Catalog(self.parts, self.collections)
         self.evaluation = Evaluator(self.search.operators_ids, self.collections.spec, lambda: self.parts.store)
         self.tuning = Tuning(self.parts, self.collections, file)
         self.status = Status(self.parts, self.collections, self.background, self.metrics)
-        self.readiness = Checks(self.parts, self.access, self.metrics)
+
+    @_Part
+    def sync(self) -> Sync:
+        from app.src.service.sync import Sync
+
+        return Sync(self.parts, self.collections, self.generations, self.metrics)
+
+    @_Part
+    def quarantine(self) -> Quarantine:
+        from app.src.service.sync import Quarantine
+
+        return Quarantine(self.parts, self.collections, self.generations)
+
+    @_Part
+    def documents(self) -> ClientDocuments:
+        from app.src.service.documents import ClientDocuments
+
+        return ClientDocuments(self.parts, self.collections, self.generations, self.rights, self.metrics)
+
+    @_Part
+    def catalog(self) -> Catalog:
+        from app.src.service.catalog import Catalog
+
+        return Catalog(self.parts, self.collections)
+
+    @_Part
+    def readiness(self) -> Checks:
+        from app.src.observe.checks import Checks
+
+        return Checks(self.parts, self.access, self.metrics)
 
     def close(self) -> None:
         """Stop jobs and close connections; the service cannot be used afterwards."""

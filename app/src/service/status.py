@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 from app.src.core.backends.packaged import PACKAGED
 from app.src.core.nvml import snapshot_within
 from app.src.jobs.journal import StateUnusable
-from app.src.observe.checks import choices
 from app.src.observe.gpu import gpu_missing
 from app.src.observe.metrics import Metrics, Sample, gpu_samples
 from app.src.service.background import Background
@@ -203,6 +202,8 @@ class Status:
                 {"model": model if is_hub else Path(model).name, "collections": names, "loaded": own is not None}
                 | (unloaded if own is None else _engine(own))
             )
+        from app.src.observe.checks import choices
+
         limits = ("max_body_bytes", "max_inputs", "max_text_chars", "max_k")
         return {
             "version": version(),

@@ -23,18 +23,16 @@ from app.src.settings import CollectionSettings, EmbeddingSettings, Settings
 from connector.document.document import metadata_names
 from connector.errors import ConfigurationError, ConnectorError, TextsNotEmbeddable, UnknownTable
 from connector.extras import install_command
-from connector.hana.catalog import FIND_SCHEMA, did_you_mean, schemas
-from connector.hana.connection import ConnectionOptions, HanaPool
-from connector.hana.source import HanaSource
 from connector.model import ModelSource, VectorCache, Vectors
 from connector.protocols import Source
-from connector.stores.scan import Int8Scan, ScanCopy, VectorScan
 from connector.stores.store import VectorStore
 
 if TYPE_CHECKING:
     from app.src.core.engine import Engine
     from app.src.core.onnx_export.serving import GraphOptions
     from app.src.core.queue import Lane
+    from connector.hana.connection import HanaPool
+    from connector.stores.scan import ScanCopy, VectorScan
 
 _log = logging.getLogger(__name__)
 
@@ -175,6 +173,8 @@ class EnginesScan:
 
     @cached_property
     def _scan(self) -> VectorScan:
+        from connector.stores.scan import Int8Scan
+
         try:
             engine = self._engine()
         except EngineError:
@@ -302,6 +302,8 @@ class Parts:
 
     @cached_property
     def source(self) -> Source:
+        from connector.hana.source import HanaSource
+
         return self._part("source", lambda: HanaSource(self.pool("hana")))
 
     @cached_property
@@ -344,6 +346,8 @@ class Parts:
 
     def pool(self, section: str) -> HanaPool:
         """Return the connection pool for the HANA of `[section]`: "hana" or "store.hana"."""
+        from connector.hana.connection import ConnectionOptions, HanaPool
+
         hana = self.settings.hana if section == "hana" else self.settings.store_hana
         prefix = "HANA" if section == "hana" else "HANA_STORE"
         if not hana.configured:
@@ -374,6 +378,8 @@ class Parts:
         """Raise UnknownTable when the schema for the vectors does not exist. Only a store in HANA has a schema."""
         if not self.store_in_hana:
             return
+        from connector.hana.catalog import FIND_SCHEMA, did_you_mean, schemas
+
         schema = self._schema()
         if not self.store_pool.read(FIND_SCHEMA, (schema,), doing="looking for the store's schema"):
             near = did_you_mean(schema, schemas(self.store_pool))
@@ -409,6 +415,7 @@ class Parts:
 
     def load(self, model: ModelSource | None = None) -> Engine:
         """Load a model (None: the configured one) on the configured device; the caller closes it."""
+        from app.src.core.backends.hashing import PREFIX as HASHING
         from app.src.core.loading import EngineOptions, load_engine
 
         wanted, model = self.settings.embedding, model or self.configured()
@@ -428,7 +435,7 @@ class Parts:
             **{name: getattr(wanted, name) for name in same},
         )
         try:
-            engine = load_engine(options, self.graph_options())
+            engine = load_engine(options, None if model.name.startswith(HASHING) else self.graph_options())
         except ImportError as error:
             raise ConfigurationError(
                 f'the model "{model.name}" needs the package {error.name or "torch"}, which cannot be imported: '

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,20 +23,37 @@ from connector.stores.words import LENGTH_SHARE, SATURATION, Word, most_common, 
 _MOST_WORDS = 2**31 - 1
 
 WORDS_REMEMBERED = 10_000
-TEXTS_REMEMBERED = 4_000_000  # in all cached sets together; 12 bytes per text
+TEXTS_REMEMBERED = 4_000_000  # in all cached sets together; 12 bytes per text, and for PLACES_REMEMBERED 16
+PLACES_REMEMBERED = 4  # positions of frequent words, per text
+HOLDERS = 2_000  # rows whose ids contain a number; more are left to SQLite's scan and sort
+FREQUENT = 100  # a word is frequent if one text in this many contains it
 
 
 @dataclass(frozen=True, slots=True)
 class _Texts:
     """The texts of one collection that a caller may see in a transaction at `mark`: ascending record ids and word
-    counts. `holding`: number of texts that contain a word."""
+    counts. `holding`: number of texts that contain a word. `frequent`: positions of the texts with frequent words, the
+    last used last."""
 
     mark: Mark
     ids: NDArray[np.int64]
     lengths: NDArray[np.int32]
     holding: dict[Word, int] = field(default_factory=dict)
+    frequent: dict[Word, NDArray[np.int32]] = field(default_factory=dict)
 
-    def scores(self, found: Sequence[NDArray[np.int64]]) -> NDArray[np.float64]:
+    def places(self, db: sqlite3.Connection, collection: int, word: Word) -> NDArray[np.signedinteger[Any]]:
+        """Return the positions of texts with the word. Caches those of frequent words, at most PLACES_REMEMBERED per
+        text."""
+        known = self.frequent.pop(word, None)
+        found = holding(db, collection, word, self) if known is None else known
+        if len(found) * FREQUENT > len(self.ids):
+            self.frequent[word] = found.astype(np.int32, copy=False)
+            while sum(map(len, list(self.frequent.values()))) > PLACES_REMEMBERED * len(self.ids):
+                for oldest in list(self.frequent)[:1]:  # other threads may have emptied it
+                    self.frequent.pop(oldest, None)
+        return found
+
+    def scores(self, found: Sequence[NDArray[np.signedinteger[Any]]]) -> NDArray[np.float64]:
         """Return the BM25 score of each text, given the positions of the texts with each word. A text with all words
         gets a bonus that puts it above any text without one of them."""
         held, count = np.zeros(len(self.ids)), np.zeros(len(self.ids), np.int64)
@@ -48,6 +66,44 @@ class _Texts:
         if len(found) > 1:
             scores[count == len(found)] += sum(weights)
         return scores
+
+
+@dataclass(frozen=True, slots=True)
+class _Keys:
+    """The ids of a collection's rows in UTF-8, each with a line end, joined, and the end and record of each, for a
+    transaction at `mark`. Rows deleted after the tombstone `since` may remain."""
+
+    mark: Mark
+    since: int
+    joined: bytes
+    ends: NDArray[np.int64]
+    records: NDArray[np.int64]
+
+
+def key_holders(db: sqlite3.Connection, cache: FilterCache[_Keys], collection: int, number: str) -> list[int] | None:
+    """Return the first records of the rows whose id contains `number`, and perhaps some of deleted rows; None if there
+    are more than HOLDERS. Cached: later calls only read new rows."""
+    key, mark, nothing = FilterCache.key(filters.Compiled(), collection), read_mark(db), np.empty(0, np.int64)
+    known = cache.get(key)
+    if known is None or known.mark != mark:
+        older = known is not None and known.mark[0] <= mark[0] and known.mark[1] <= mark[1]
+        if known is None or not older or mark[1] - known.since > len(known.records):
+            known = _Keys((0, 0), mark[1], b"", nothing, nothing)
+        sql = "SELECT id, document FROM records WHERE collection = ? AND id > ? AND number = 0"
+        rows = db.execute(sql, (collection, known.mark[0])).fetchall()
+        lines = [f"{document}\n".encode() for _, document in rows]
+        ends = np.cumsum([len(line) for line in lines], dtype=np.int64) + len(known.joined)
+        ids = np.array([id_ for id_, _ in rows], dtype=np.int64)
+        joined = b"".join([known.joined, *lines])
+        known = _Keys(mark, known.since, joined, np.append(known.ends, ends), np.append(known.records, ids))
+        cache.put(key, known, len(known.records), TEXTS_REMEMBERED)
+    found, wanted = list[int](), number.encode()
+    start = known.joined.find(wanted)
+    while 0 <= start < len(known.joined) and len(found) <= HOLDERS:
+        place = int(np.searchsorted(known.ends, start, side="right"))
+        found.append(int(known.records[place]))
+        start = known.joined.find(wanted, int(known.ends[place]))
+    return found if len(found) <= HOLDERS else None
 
 
 def visible(
@@ -120,15 +176,13 @@ def search(
     count = len(texts.ids)
     if not count:
         return []
-    found = dict[Word, NDArray[np.int64]]()
+    found = dict[Word, NDArray[np.signedinteger[Any]]]()
     for word in wanted:
         if texts.holding.get(word, 0) <= most_common(count):  # skip words known to be common
-            found[word] = holding(db, collection, word, texts)
+            found[word] = texts.places(db, collection, word)
             texts.holding[word] = len(found[word])
     chosen = [wanted[place] for place in worth_it(wanted, [texts.holding[word] for word in wanted], count)]
-    all_scores = texts.scores(
-        [found[word] if word in found else holding(db, collection, word, texts) for word in chosen]
-    )
+    all_scores = texts.scores([found[word] if word in found else texts.places(db, collection, word) for word in chosen])
     hit = np.flatnonzero(all_scores)
     order = hit[np.argsort(-all_scores[hit], kind="stable")]
     ids, scores = texts.ids[order], all_scores[order]

@@ -144,6 +144,7 @@ class LocalStore(VectorStore):
         self._lock = threading.Lock()
         self._indexes: dict[str, CollectionIndex] = {}
         self._texts = FilterCache[Any]()
+        self._keys = FilterCache[Any]()
 
     def close(self) -> None:
         self._file.close()
@@ -331,12 +332,17 @@ class LocalView:
         whole = as_key_value(number)
         with self._read(where) as (db, found, condition), answering(db, condition, where):
             within, parameters = only(condition)
-            sql = (
-                "SELECT document, text, meta, number, id FROM records WHERE instr(document, ?) > 0 AND number = 0 "
-                f"AND collection = ? AND {within} "
-                f"ORDER BY NOT ({' OR '.join(['instr(document, ?) > 0'] * len(whole))}), document LIMIT ?"
-            )
-            rows = db.execute(sql, (number, found.id, *parameters, *whole, count))
+            select = "SELECT document, text, meta, number, id FROM records"
+            holders = keywords.key_holders(db, self.store._keys, found.id, number)
+            if holders is not None:
+                few = by_ids(db, select, "id", holders, (within, parameters))
+                rows = sorted(few, key=lambda row: (not any(each in row[0] for each in whole), row[0]))[:count]
+            else:
+                sql = (
+                    f"{select} WHERE instr(document, ?) > 0 AND number = 0 AND collection = ? AND {within} "
+                    f"ORDER BY NOT ({' OR '.join(['instr(document, ?) > 0'] * len(whole))}), document LIMIT ?"
+                )
+                rows = db.execute(sql, (number, found.id, *parameters, *whole, count)).fetchall()
             return [Hit(id_, 0.0, text, records.metadata_of(meta), *place) for id_, text, meta, *place in rows]
 
     def texts(self, ids: Sequence[str]) -> list[StoredText]:

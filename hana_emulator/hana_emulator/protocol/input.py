@@ -35,6 +35,7 @@ from hana_emulator.types import (
 # (part data, position after the type byte) -> (value, position after it)
 Reader = Callable[[bytes, int], tuple[Any, int]]
 Converter = Callable[[Any, HanaType], Storage]
+LobHeader = tuple[int, bool, int]  # type code, whether its data is complete, and their length; no value is a tuple
 ParameterRow = list[Any]  # Storage values, and a `LobInput` for each LOB that has not arrived completely
 
 _NULL = 0x80
@@ -69,9 +70,11 @@ def _span(data: bytes, position: int) -> tuple[int, int]:
 
 @_READERS(*_TEXT_CODES)
 def _read_text(data: bytes, position: int) -> tuple[str | None, int]:
-    start, end = _span(data, position)
-    if start < 0:
-        return None, end
+    start, end = position + 1, position + 1 + data[position]
+    if data[position] > 245 or end > len(data):
+        start, end = _span(data, position)
+        if start < 0:
+            return None, end
     raw = data[start:end]
     return (raw.decode() if raw.isascii() else cesu8.decode(raw)), end
 
@@ -100,13 +103,12 @@ _LAST = int(LobOption.LAST)  # an enum's own `&` is slow, and every LOB of every
 
 
 @_READERS(*LOBS)
-def _read_lob(data: bytes, position: int) -> tuple[LobInput, int]:
+def _read_lob(data: bytes, position: int) -> tuple[LobHeader, int]:
     """Read only the header: LOB data follows the row, and its positions are unreliable."""
     options, length, _position = _LOB_HEADER.unpack_from(data, position)
     if length < 0:
         raise ProtocolError("the length of a LOB parameter is negative")
-    lob = LobInput(data[position - 1], options & _LAST != 0, length)
-    return lob, position + _LOB_HEADER.size
+    return (data[position - 1], options & _LAST != 0, length), position + _LOB_HEADER.size
 
 
 def _read_number(form: str) -> Reader:
@@ -221,7 +223,10 @@ def _to_moment(value: Any, type_: HanaType) -> str:
     return whole[:19] if type_.code is TypeCode.SECONDDATE else f"{whole[:19]}.{whole[20:27].ljust(7, '0')}"
 
 
-def _decoder(type_: HanaType) -> Reader:
+def _decoder(type_: HanaType) -> tuple[dict[int, Reader], Reader]:
+    """Return the readers of values that need no conversion, by wire type, and a decoder for all others. The decoder
+    takes the position of the type byte."""
+
     def read_fixed(data: bytes, position: int) -> tuple[Decimal, int]:
         end = position + decimals.FIXED_SIZES[data[position - 1]]
         return decimals.from_fixed(int.from_bytes(data[position:end], "little", signed=True), type_.scale), end
@@ -233,24 +238,39 @@ def _decoder(type_: HanaType) -> Reader:
     def decode(data: bytes, position: int) -> tuple[Any, int]:
         code = data[position]
         position += 1
-        if reader := straight.get(code):
-            return reader(data, position)
         if code & _NULL:
             return None, position
         if code not in readers:
             raise ProtocolError(f"parameter of unknown wire type {code}")
         value, position = readers[code](data, position)
-        if value is None or isinstance(value, LobInput):
+        if value is None or value.__class__ is tuple:
             return value, position
         return convert(value, type_), position
+
+    return straight, decode
+
+
+def _lob_decoder(type_: HanaType) -> Callable[[int, bytes], Storage]:
+    """Return a function from a complete LOB's type code and data to the parameter's storage value."""
+    if type_.code is TypeCode.BLOB or type_.code in BINARIES:
+        return lambda code, data: data
+    convert, is_text = _CONVERTERS[type_.code], type_.code in CHARACTER_LOBS
+
+    def decode(code: int, data: bytes) -> Storage:
+        if is_text and looks_like_vector(data):
+            return data
+        try:
+            return convert(data if code == TypeCode.BLOB else cesu8.decode(data), type_)
+        except UnicodeDecodeError:
+            raise ProtocolError("a character LOB is not CESU-8") from None
 
     return decode
 
 
 class ParameterDecoder:
     def __init__(self, parameters: Sequence[Parameter]) -> None:
-        self._types = [parameter.type for parameter in parameters]
-        self._decoders = [_decoder(type_) for type_ in self._types]
+        self._decoders = [_decoder(parameter.type) for parameter in parameters]
+        self._lob_decoders = [_lob_decoder(parameter.type) for parameter in parameters]
 
     def rows(self, data: bytes, count: int) -> list[ParameterRow]:
         """Decode `count` rows in order. Raises ProtocolError for missing or extra bytes, HanaError for invalid values.
@@ -281,33 +301,25 @@ class ParameterDecoder:
         """One row and the position after it; data of LOBs follows the row's other values."""
         row: ParameterRow = []
         lobs = []
-        for index, decode in enumerate(self._decoders):
-            value, position = decode(data, position)
-            if value.__class__ is LobInput:
-                lobs.append((index, value))
+        for straight, decode in self._decoders:
+            reader = straight.get(data[position])
+            value, position = reader(data, position + 1) if reader else decode(data, position)
+            if value.__class__ is tuple:
+                lobs.append(len(row))
             row.append(value)
-        for index, lob in lobs:
-            end = position + lob.length
+        for index in lobs:
+            code, complete, length = row[index]
+            end = position + length
             if end > len(data):
                 raise ProtocolError("LOB data extends beyond its part")
-            lob.data += data[position:end]
+            piece = data[position:end]
             position = end
-            if lob.complete:
-                row[index] = self.lob_value(index, lob)
+            row[index] = self._lob_decoders[index](code, piece) if complete else LobInput(code, bytearray(piece))
         return row, position
 
     def lob_value(self, index: int, lob: LobInput) -> Storage:
         """The storage value of parameter `index`, whose LOB is complete."""
-        type_ = self._types[index]
-        data = bytes(lob.data)
-        if type_.code is TypeCode.BLOB or type_.code in BINARIES:
-            return data
-        if type_.code in CHARACTER_LOBS and looks_like_vector(data):
-            return data
-        try:
-            return _CONVERTERS[type_.code](data if lob.code == TypeCode.BLOB else cesu8.decode(data), type_)
-        except UnicodeDecodeError:
-            raise ProtocolError("a character LOB is not CESU-8") from None
+        return self._lob_decoders[index](lob.code, bytes(lob.data))
 
 
 def looks_like_vector(data: bytes) -> bool:

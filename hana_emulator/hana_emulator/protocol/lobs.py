@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from hana_emulator import cesu8
 from hana_emulator.errors import HanaError
@@ -108,13 +108,10 @@ class LobStore:
 
 @dataclass(slots=True)
 class LobInput:
-    """A LOB parameter value while it arrives: first with its row, then by WRITELOB."""
+    """A LOB parameter value whose first data came with its row; WRITELOB brings the rest."""
 
     code: int
-    complete: bool
-    length: int
-    data: bytearray = field(default_factory=bytearray)
-    locator: bytes = b""
+    data: bytearray
 
 
 def parse_write_request(part: Part) -> Iterator[tuple[bytes, bytes, bool]]:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from decimal import Decimal
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 from hana_emulator.errors import HanaError, out_of_memory
@@ -38,7 +38,7 @@ class Context:
     last_identity: int | None = None
     error: HanaError | None = None
     # The time that CURRENT_TIMESTAMP and similar functions return; None: the clock's time at each call
-    statement_time: datetime | None = None
+    statement_time: moments.Moment | None = None
     session_variables: dict[str, str] = field(default_factory=dict)
     current_numbers: dict[int, int] = field(default_factory=dict)  # CURRVAL of each sequence, by its id
     memory: MemoryWatch = field(default_factory=MemoryWatch)
@@ -47,10 +47,10 @@ class Context:
         """Clear the last error and fix the time: as in HANA, CURRENT_TIMESTAMP is constant within a statement."""
         self.error = None
         self.memory.begin_statement()
-        self.statement_time = self.clock()
+        self.statement_time = moments.now(self.clock)
 
     def now(self) -> moments.Moment:
-        return moments.now(lambda: self.statement_time or self.clock())
+        return self.statement_time or moments.now(self.clock)
 
 
 _SESSION: dict[str, Callable[[Context], Any]] = {}
@@ -69,7 +69,8 @@ _define_session("CURRENT_IDENTITY_VALUE", lambda context: context.last_identity,
 _define_session("CURRENT_TRANSACTION_ISOLATION_LEVEL", lambda context: context.isolation_level, NAME)
 _define_session("CURRENT_DATE CURRENT_UTCDATE", lambda context: context.now().date(), DATE)
 _define_session("CURRENT_TIME CURRENT_UTCTIME", lambda context: context.now().time(), TIME)
-_define_session("CURRENT_TIMESTAMP CURRENT_UTCTIMESTAMP NOW", lambda context: context.now().timestamp(), TIMESTAMP)
+_timestamp = lru_cache(maxsize=64)(moments.Moment.timestamp)  # one statement asks for it once per row
+_define_session("CURRENT_TIMESTAMP CURRENT_UTCTIMESTAMP NOW", lambda context: _timestamp(context.now()), TIMESTAMP)
 SIGNATURES["SESSION_CONTEXT"] = Signature("hana_session_context", (TEXT,), nvarchar(512))
 
 SESSION_VARIABLES = "owl_session_variables"  # SQLite function: the session's variables as a JSON object
