@@ -39,8 +39,8 @@ Scale = tuple[float, int]  # of 8 unsigned bits: step and zero point
 
 
 def observe(folder: Folder, texts: Sequence[str]) -> Ranges:
-    """Return the ranges of all linear layers' inputs over these texts, computed in fp32 and widened. Raises ModelUnsupported for a
-    model without a packed path or with non-finite activations."""
+    """Return the ranges of all linear layers' inputs over these texts, computed in fp32 and widened. Raises
+    ModelUnsupported for a model without a packed path or with non-finite activations."""
     encoder = PackedEncoder.load(folder, DeviceProfile.cpu(), torch.float32)
     ranges: dict[str, torch.Tensor] = {}
 
