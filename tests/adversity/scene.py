@@ -264,7 +264,7 @@ class WatchedSource(HanaSource):
         super().__init__(pool)
         self._before_page = before_page
 
-    def pages(self, query: SourceQuery, size: int, within: KeyRange | None = None) -> Iterator[list[Row]]:
+    def pages(self, query: SourceQuery, size: int, within: KeyRange | None = None) -> Iterator[Sequence[Row]]:
         self._before_page(1)
         for number, page in enumerate(super().pages(query, size, within), start=2):
             yield page
