@@ -216,7 +216,7 @@ class EmbeddingEngine(Engine):
         self.languages, self.licence = info.languages, info.licence
         self.profile = backend.profile
         # All float precisions are one family: their vectors agree to a cosine of 0.999, so a collection built on a GPU
-        # serves a CPU. int8 is another family, and so is each calibrated graph.
+        # serves a CPU. int8 is another family, and so is each calibration.
         family = info.variant or ("int8" if info.precision == "int8" else "float")
         sums = f"{info.weights_sha256[:16]}.{info.tokenizer_sha256[:8]}"
         name = info.name if info.name == _SHOWN_FIRST else info.name.removeprefix("./")
