@@ -113,7 +113,8 @@ def test_common_words_of_a_large_collection_are_left_out(store: LocalStore):
     assert len(found(store, "the", 2000)) == 1200
 
 
-def test_common_words_are_looked_for_once_and_anew_after_a_write(store: LocalStore, monkeypatch: pytest.MonkeyPatch):
+def words_looked_for(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return a list that gets each word that the full-text index is asked for from now on."""
     asked: list[str] = []
     holding = local_keywords.holding
 
@@ -121,8 +122,13 @@ def test_common_words_are_looked_for_once_and_anew_after_a_write(store: LocalSto
         asked.append(word.alternatives[0])
         return holding(db, collection, word, texts)
 
-    write(store, {f"k{number:04}": "the machine" if number else "the gearbox" for number in range(1200)})
     monkeypatch.setattr(local_keywords, "holding", asking)
+    return asked
+
+
+def test_common_words_are_looked_for_once_and_anew_after_a_write(store: LocalStore, monkeypatch: pytest.MonkeyPatch):
+    write(store, {f"k{number:04}": "the machine" if number else "the gearbox" for number in range(1200)})
+    asked = words_looked_for(monkeypatch)
     for _ in range(3):
         assert found(store, "machine gearbox") == {"k0000"}
     assert asked == ["machine", *["gearbox"] * 3]
@@ -131,15 +137,8 @@ def test_common_words_are_looked_for_once_and_anew_after_a_write(store: LocalSto
 
 
 def test_places_of_frequent_words_are_remembered_within_bounds(store: LocalStore, monkeypatch: pytest.MonkeyPatch):
-    asked: list[str] = []
-    holding = local_keywords.holding
-
-    def asking(db: sqlite3.Connection, collection: int, word: Word, texts: Any) -> Any:
-        asked.append(word.alternatives[0])
-        return holding(db, collection, word, texts)
-
     write(store, {f"k{number}": f"pump {'hose' if number % 2 else 'valve'} n{number}" for number in range(200)})
-    monkeypatch.setattr(local_keywords, "holding", asking)
+    asked = words_looked_for(monkeypatch)
     first = [store.view(NAME).keyword(text, 200) for text in ("pump hose n7", "hose pump n7")]
     assert asked == ["pump", "hose", "n7", "n7"], "rare words are looked for again"
     assert [hit.id for hit in first[0]] == [hit.id for hit in first[1]]

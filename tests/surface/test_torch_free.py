@@ -91,41 +91,32 @@ def test_without_torch_a_real_model_is_refused_clearly(tmp_path: Path) -> None:
     assert "torch" in run.stderr or "engine" in run.stderr
 
 
-def test_help_is_quick_because_it_imports_no_heavy_package(tmp_path: Path) -> None:
-    code = (
-        "import sys, app.src.cli; "
-        "heavy = {'torch', 'transformers', 'tokenizers', 'fastapi', 'uvicorn', 'hdbcli'} "
-        "| {'numpy', 'pydantic', 'httpx', 'jwt'}; "
-        "print(sorted(heavy & set(sys.modules)))"
-    )
+def imported(code: str, packages: set[str], folder: Path) -> str:
+    """Return which of these packages a new process has imported after `code`."""
     run = subprocess.run(
-        [sys.executable, "-c", code],
+        [sys.executable, "-c", f"import sys; {code}; print(sorted({packages} & set(sys.modules)))"],
         env={"PYTHONPATH": str(ROOT)},
+        cwd=folder,
         capture_output=True,
         text=True,
         timeout=60,
         check=True,
     )
-    assert run.stdout.strip() == "[]"
+    return run.stdout.strip()
+
+
+def test_help_is_quick_because_it_imports_no_heavy_package(tmp_path: Path) -> None:
+    heavy = {"torch", "transformers", "tokenizers", "fastapi", "uvicorn", "hdbcli", "numpy", "pydantic", "httpx", "jwt"}
+    assert imported("import app.src.cli", heavy, tmp_path) == "[]"
 
 
 def test_a_service_imports_only_what_a_search_needs(tmp_path: Path) -> None:
     code = (
-        "import sys; from app.src.service.service import Service; from app.src.settings import load; "
-        "Service(load(None, {}).settings).close(); "
-        "late = {'torch', 'tokenizers', 'jwt', 'cryptography', 'tenacity', 'tomlkit', 'hdbcli'}; "
-        "print(sorted(late & set(sys.modules)))"
+        "from app.src.service.service import Service; from app.src.settings import load; "
+        "Service(load(None, {}).settings).close()"
     )
-    run = subprocess.run(
-        [sys.executable, "-c", code],
-        env={"PYTHONPATH": str(ROOT)},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
-    assert run.stdout.strip() == "[]"
+    late = {"torch", "tokenizers", "jwt", "cryptography", "tenacity", "tomlkit", "hdbcli"}
+    assert imported(code, late, tmp_path) == "[]"
 
 
 @pytest.mark.parametrize("kind", [pytest.param("hana", marks=pytest.mark.slow), "local"])

@@ -31,9 +31,8 @@ log = logging.getLogger(__name__)
 
 
 def load_engine(options: EngineOptions, onnx: GraphOptions | None = None) -> Engine:
-    """Load a model, on several devices as an EnginePool. `onnx`: where calibrations
-    are, and options for ONNX Runtime; None uses neither. Raises
-    EngineError with a remedy."""
+    """Load a model, on several devices as an EnginePool. `onnx`: the folder of calibrations and
+    options for ONNX Runtime; None uses neither. Raises EngineError with a remedy."""
     if options.model.startswith(HASHING) and options.device == "all":
         options = replace(options, device="cpu")  # needs no card
     devices = devices_of(options.device)

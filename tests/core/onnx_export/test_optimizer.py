@@ -1,5 +1,5 @@
-"""Calibration on a CPU: what passes the gate, what is refused, and what an engine then computes. For cards, a graph in
-ONNX Runtime stands for TensorRT's."""
+"""Calibration on a CPU: what passes the gate, what is refused, and what an engine then computes. Tests for
+cards run the graph in ONNX Runtime on the CPU, without TensorRT."""
 
 from __future__ import annotations
 
@@ -203,7 +203,7 @@ def test_neither_onnx_nor_onnx_runtime_is_needed(
 def test_auto_takes_int8_only_where_bf16_does_not_pay(
     folder: Path, options: GraphOptions, monkeypatch: pytest.MonkeyPatch, gain: float, precision: str
 ) -> None:
-    """[tensorrt] enabled is off, as it is unless somebody sets it."""
+    """[tensorrt] enabled is off by default."""
     options = replace(options, enabled=False)
     monkeypatch.setattr("app.src.core.backends.torch.linears.bf16_gain", lambda: gain)
     with _engine(folder, options) as engine:
