@@ -4,7 +4,6 @@ quarter of the memory traffic of float32, with a proven bound on every score's e
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -18,6 +17,7 @@ from numpy.typing import NDArray
 from threadpoolctl import ThreadpoolController
 
 from connector.model import Vectors
+from connector.processors import processors
 
 BLOCK_ROWS = 65_536  # a matrix of blocks grows without copying; a block is large enough for full memory speed
 _PART_ROWS = 16_384  # rows in one call: after each, the thread waits for the interpreter lock
@@ -107,7 +107,7 @@ class _Cores:
     """Divides the cores that this process may use between the passes of all its threads."""
 
     def __init__(self) -> None:
-        self.count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        self.count = processors()
         self._lock = threading.Lock()
         self._busy = 0
 
