@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -44,35 +44,32 @@ class _Texts:
     holding: dict[Word, int] = field(default_factory=dict)
     frequent: dict[Word, NDArray[np.uint8]] = field(default_factory=dict)
 
-    def places(self, db: sqlite3.Connection, collection: int, word: Word) -> Positions:
-        """Return the positions of texts with the word. Caches those of frequent words, at most FREQUENT_REMEMBERED."""
+    def having(self, db: sqlite3.Connection, collection: int, word: Word) -> NDArray[np.uint8]:
+        """Return a bit for each text, set if it has the word. Caches those of frequent words, at most
+        FREQUENT_REMEMBERED."""
         bits = self.frequent.pop(word, None)
-        if bits is not None:
-            found = np.flatnonzero(np.unpackbits(bits, count=len(self.ids)))
-        else:
-            found = holding(db, collection, word, self)
-            if len(found) * FREQUENT <= len(self.ids):
-                return found
-            there = np.zeros(len(self.ids), np.bool_)
-            there[found] = True
-            bits = np.packbits(there)
-        self.frequent[word] = bits
-        for oldest in list(self.frequent)[:-FREQUENT_REMEMBERED]:
-            self.frequent.pop(oldest, None)  # other threads may have done so
-        return found
+        if bits is None:
+            there, places = np.zeros(len(self.ids), np.bool_), holding(db, collection, word, self)
+            there[places] = True
+            self.holding[word], bits = len(places), np.packbits(there)
+        if self.holding[word] * FREQUENT > len(self.ids):
+            self.frequent[word] = bits
+            for oldest in list(self.frequent)[:-FREQUENT_REMEMBERED]:
+                self.frequent.pop(oldest, None)  # other threads may have done so
+        return bits
 
-    def scores(self, found: Sequence[Positions]) -> NDArray[np.float64]:
-        """Return the BM25 score of each text, given the positions of the texts with each word. A text with all words
-        gets a bonus that puts it above any text without one of them."""
-        held, total = np.zeros(len(self.ids)), 0.0
-        for places in found:
-            worth = weight(len(places), len(self.ids))
-            held[places] += worth
-            total += worth
+    def scores(self, found: Mapping[Word, NDArray[np.uint8]]) -> NDArray[np.float64]:
+        """Return the BM25 score of each text, given `having` of each word. A text with all words gets a bonus that puts
+        it above any text without one of them."""
+        texts, worths = len(self.ids), np.zeros(1)  # the sum of the weights for each set of words, by its bits
+        had = np.zeros(texts, np.uint16)  # the words of each text, as bits
+        for place, (word, bits) in enumerate(found.items()):
+            had |= np.left_shift(np.unpackbits(bits, count=texts), place, dtype=np.uint16)
+            worths = np.concatenate([worths, worths + weight(self.holding[word], texts)])
         length = self.lengths / max(float(self.lengths.mean()), 1.0)
-        scores: NDArray[np.float64] = held / (1 + SATURATION * (1 - LENGTH_SHARE + LENGTH_SHARE * length))
+        scores: NDArray[np.float64] = worths.take(had) / (1 + SATURATION * (1 - LENGTH_SHARE + LENGTH_SHARE * length))
         if len(found) > 1:
-            scores[held == total] += total  # exactly: both add the same weights in the same order
+            scores[had == len(worths) - 1] += worths[-1]
         return scores
 
 
@@ -185,13 +182,14 @@ def search(
     count = len(texts.ids)
     if not count:
         return []
-    found = dict[Word, Positions]()
+    found = dict[Word, NDArray[np.uint8]]()
     for word in wanted:
         if texts.holding.get(word, 0) <= most_common(count):  # skip words known to be common
-            found[word] = texts.places(db, collection, word)
-            texts.holding[word] = len(found[word])
+            found[word] = texts.having(db, collection, word)
     chosen = [wanted[place] for place in worth_it(wanted, [texts.holding[word] for word in wanted], count)]
-    all_scores = texts.scores([found[word] if word in found else texts.places(db, collection, word) for word in chosen])
+    all_scores = texts.scores(
+        {word: found[word] if word in found else texts.having(db, collection, word) for word in chosen}
+    )
     # Read down the ranking until `k` documents pass the filter. A step never splits rows of equal score.
     best: list[Hit] = []
     above, read, step, hit = np.inf, 0, 2 * k + 16, int(np.count_nonzero(all_scores))
