@@ -92,10 +92,11 @@ def measure(  # noqa: PLR0913 - the options of the verb
 
             works: dict[str, Work] = {name: partial(ours, own) for name, own in engines.items()}
             done = interleaved(works | {name: partial(theirs, name) for name in processes}, rounds, pause=PAUSE)
-            tokens, vectors = sum(engine.count_tokens(some)), {}
+            tokens, vectors, overlaps = sum(engine.count_tokens(some)), {}, {}
             for name in processes:
                 processes[name].ask("embed", texts=str(file), out=str(place / f"{load}.npy"))
                 vectors[name] = np.load(place / f"{load}.npy")
+                overlaps[name] = significant(agreement(vectors[name], next(iter(vectors.values())))[2])
             for own, each in engines.items():
                 made = each.embed(some)
                 for name in processes:
@@ -113,7 +114,7 @@ def measure(  # noqa: PLR0913 - the options of the verb
                             least_cosine=significant(least, 7),
                             mean_cosine=significant(mean, 7),
                             top_10_overlap=significant(overlap),
-                            their_overlap=significant(agreement(vectors[name], next(iter(vectors.values())))[2]),
+                            their_overlap=overlaps[name],
                         )
                     )
     return report
