@@ -335,7 +335,7 @@ class LocalView:
             select = "SELECT document, text, meta, number, id FROM records"
             holders = keywords.key_holders(db, self.store._keys, found.id, number)
             if holders is not None:
-                few = by_ids(db, select, "id", holders, (within, parameters))
+                few = [row for row in by_ids(db, select, "id", holders, (within, parameters)) if number in row[0]]
                 rows = sorted(few, key=lambda row: (not any(each in row[0] for each in whole), row[0]))[:count]
             else:
                 sql = (
