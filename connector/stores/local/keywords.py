@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from connector.model import Hit
-from connector.stores import filters, records
+from connector.stores import filters
 from connector.stores.local.search import FilterCache, Mark, places_of, read_mark
 from connector.stores.local.sqlite_file import Damaged
 from connector.stores.local.tables import by_ids, hits, only
@@ -198,7 +198,7 @@ def search(
         {word: found[word] if word in found else texts.having(db, collection, word) for word in chosen}
     )
     # Read down the ranking until `k` documents pass the filter. A step never splits rows of equal score.
-    best: list[Hit] = []
+    best = dict[str, Hit]()
     above, read, step, hit = np.inf, 0, 2 * k + 16, int(np.count_nonzero(all_scores))
     sql = "SELECT document, number, id FROM records"
     while read < hit and len(best) < k:
@@ -206,7 +206,8 @@ def search(
         places = np.flatnonzero((all_scores >= least) & (all_scores < above))
         some = dict(zip(texts.ids[places].tolist(), all_scores[places].tolist(), strict=True))
         rows = by_ids(db, sql, "id", list(some), only(condition))
-        candidates = [Hit(document, some[id_], "", {}, number, id_) for document, number, id_ in rows]
-        best = records.best_per_document([*best, *candidates], k)
+        for negative, document, number, id_ in sorted((-some[id_], *row, id_) for *row, id_ in rows):
+            if document not in best and len(best) < k:
+                best[document] = Hit(document, -negative, "", {}, number, id_)
         above, read, step = least, read + len(places), step * 4
-    return hits(db, best)
+    return hits(db, list(best.values()))
