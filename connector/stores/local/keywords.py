@@ -109,8 +109,8 @@ def key_holders(db: sqlite3.Connection, cache: FilterCache[_Keys], collection: i
         known = _Keys(mark, known.since, joined, np.append(known.ends, ends), np.append(known.records, ids))
         cache.put(key, known, len(known.records), TEXTS_REMEMBERED)
     # Two to four times as fast as bytes.find
-    lines = re.finditer(re.escape(_searchable(number)) + b".*\n", known.joined)
-    starts = np.fromiter((line.start() for line in islice(lines, HOLDERS + 1)), np.int64)
+    holders = re.finditer(re.escape(_searchable(number)) + b".*\n", known.joined)
+    starts = np.fromiter((holder.start() for holder in islice(holders, HOLDERS + 1)), np.int64)
     found: list[int] = known.records[np.searchsorted(known.ends, starts, side="right")].tolist()
     return found if len(found) <= HOLDERS else None
 
