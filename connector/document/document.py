@@ -289,6 +289,10 @@ def _cells(row: Row) -> tuple[Value, ...]:
     return row.values.in_order if isinstance(row.values, Cells) else tuple(row.values.values())
 
 
+def _cells_of(rows: Sequence[Row]) -> Iterable[tuple[Value, ...]]:
+    return rows.cells if isinstance(rows, Page) else map(_cells, rows)
+
+
 def _as_tagged(value: Any) -> list[str]:
     """Return an array for a value without a JSON type; no other value becomes an array."""
     return [type(value).__name__, str(value) if isinstance(value, Decimal) else repr(value)]
@@ -340,8 +344,8 @@ class Renderer:
 
     def row_digests(self, rows: Sequence[Row]) -> list[bytes]:
         """Return the `row_digest` of each row."""
-        prefix, cells = self.digest, rows.cells if isinstance(rows, Page) else None
-        contents = map(self._content, rows) if cells is None else map(self._content_of, cells)
+        prefix = self.digest
+        contents = map(self._content_of, rows.cells) if isinstance(rows, Page) else map(self._content, rows)
         return [blake2b(prefix + content, digest_size=8).digest() for content in contents]
 
     def _content(self, row: Row) -> bytes:
@@ -373,7 +377,7 @@ class Renderer:
 
     def _documents(self, rows: Sequence[Row], ids: Iterable[str]) -> list[Document]:
         """Render at least one row. Raises RowRejected, which names the column if there is only one row."""
-        columns = dict(zip(rows[0].values, zip(*map(_cells, rows), strict=True), strict=True))
+        columns = dict(zip(rows[0].values, zip(*_cells_of(rows), strict=True), strict=True))
         try:
             shown = [values.convert_all(show, columns[name]) for name, show in self._slots]
             for position, currency_column in self._amounts:
