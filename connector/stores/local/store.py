@@ -50,7 +50,7 @@ from connector.stores.words import as_key_value
 T = TypeVar("T")
 FILE = "vectors.sqlite"
 PAGE = 2000
-GROUP = 64  # rows per statement: fewer rows mean more waits for the interpreter lock, more rows mean long statements
+GROUP = 250  # rows per statement: fewer rows mean more waits for the interpreter lock, more rows mean long statements
 LONGEST_LEASE = 300  # seconds; a lease that ends later was taken before the clock was set back
 DELETE_PAGE = 5000  # records per delete transaction, which bounds how long other writers wait
 TOMBSTONES_KEPT = 50_000  # A reader further behind reloads the collection instead of following its changes
