@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 from app.src.access.keys import PREFIX, KeyRing
 from app.src.access.principal import ISSUER_AWAY, Principal, Unauthenticated
 from app.src.settings import AccessSettings
+from app.src.settings.model import JwtSettings
 
 if TYPE_CHECKING:
     from app.src.access.tokens import Tokens
 
-_WAIT_SECONDS = 6.0  # one more than `tokens.FETCH_SECONDS`
+_WAIT_SECONDS = JwtSettings.fetch_seconds + 1  # for the whole answer
 
 
 class Authentication:

@@ -4,12 +4,11 @@ alone, in alternating rounds.
 
 from __future__ import annotations
 
-import random
 import time
 from typing import TYPE_CHECKING
 
 from app.src.benchmark.harness import Figure, Report, Say, machine, significant
-from app.src.benchmark.workloads import sap_like_texts, texts
+from app.src.benchmark.workloads import texts
 from app.src.core.engine import Engine
 from connector.errors import ConfigurationError
 
@@ -24,15 +23,15 @@ COLUMNS = ("part", "seconds", "share", "floor_seconds", "share_of_floor")
 
 
 def packed_encoder(engine: Engine) -> PackedEncoder:
-    """Return the encoder of an engine. Raises ConfigurationError if it is not packed or not on a CPU."""
+    """Return the encoder of an engine. Raises ConfigurationError if it is not packed, in int8, or not on a CPU."""
     from app.src.core.backends.torch.packed import PackedEncoder
 
     encoder = getattr(getattr(engine, "_backend", None), "_encoder", None)
-    if isinstance(encoder, PackedEncoder) and engine.profile.kind == "cpu":
+    if isinstance(encoder, PackedEncoder) and engine.profile.kind == "cpu" and engine.precision != "int8":
         return encoder
     raise ConfigurationError(
-        f"{engine.model} is computed by the path {engine.path} on {engine.profile.kind} ({engine.path_reason}); "
-        "--profile needs one engine with the packed path on a CPU"
+        f"{engine.model} is computed in {engine.precision} by the path {engine.path} on {engine.profile.kind} "
+        f"({engine.path_reason}); --profile needs one engine with the packed path on a CPU, not in int8"
     )
 
 
@@ -44,8 +43,7 @@ def measure(engine: Engine, say: Say, *, rounds: int = 5, scale: float = 0.5, th
 
     about = {"model": engine.model, "precision": engine.precision, "path": engine.path, "device": engine.profile.name}
     report = Report("embed --profile", machine(), about | {"threads": threads, "scale": scale})
-    long = sap_like_texts(random.Random(13), max(1, round(60 * scale)), 5.3, 0.15, (180, 250))
-    for load, some in {**texts(scale), "long": long}.items():
+    for load, some in texts(scale).items():
         say(f"{load}: {rounds} rounds of {len(some)} texts")
         found: list[tuple[float, dict[str, float], dict[str, float]]] = []
         floors, before, after = Floors(), engine.stats(), engine.stats()

@@ -114,10 +114,11 @@ def _on_cpu(options: EngineOptions, onnx: GraphOptions) -> TorchBackend:
     requested = options.precision == "int8" or onnx.enabled
     if not requested and choose_precision(detect("cpu"), "auto", bf16_gain)[0] != "fp32":
         return TorchBackend.load(options)
-    from .onnx_export.on_cpu import CpuCalibration
+    from .calibration import CpuCalibration
 
     try:
-        return TorchBackend.load(replace(options, calibration=CpuCalibration(options, onnx).accepted()))
+        calibration = CpuCalibration(options, onnx.cache)
+        return calibration.load(calibration.accepted())
     except (DeviceUnavailable, ModelUnsupported) as refused:
         if requested:
             log.warning("%s is not computed in int8: %s", options.model, refused)

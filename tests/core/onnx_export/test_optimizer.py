@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from app.src.core import loading
+from app.src.core import calibration, loading
 from app.src.core.agreement import LEAST_TEXTS
 from app.src.core.backends import ModelUnsupported, OutOfMemory
 from app.src.core.backends.folder import Folder
@@ -37,7 +37,7 @@ from app.src.core.onnx_export.optimizer import (
     calibrate,
     divided,
 )
-from app.src.core.onnx_export.serving import CPU, CUDA, GraphOptions, GraphServing, NotAsGraph
+from app.src.core.onnx_export.serving import CPU, CUDA, GraphOptions, GraphServing
 
 pytest.importorskip("onnxruntime", reason="needs the extra onnx")
 onnx = pytest.importorskip("onnx", reason="needs the extra onnx")
@@ -254,16 +254,16 @@ def test_for_a_card_a_graph_is_calibrated_and_judged(
     monkeypatch.setattr(serving, "quantise", quantise)
     graphs = GraphServing(EngineOptions(str(folder), device="cpu"), options, MemoryLimits())
     monkeypatch.setattr(optimizer, "_learner", lambda *_: graphs)
-    with pytest.raises(NotAsGraph, match="owl-sap calibrate"):
+    with pytest.raises(DeviceUnavailable, match="owl-sap calibrate"):
         graphs.accepted()
     done = _calibrated(folder, options)
     assert done["accepted"] is (noise < 0.1)
     assert done["report"] == {"int8_share": 0.7}
     if not done["accepted"]:
-        with pytest.raises(NotAsGraph, match="the accuracy gate refused"):
+        with pytest.raises(DeviceUnavailable, match="the accuracy gate refused"):
             graphs.accepted()
         return
-    info = graphs.int8_backend(graphs.accepted()).info
+    info = graphs.load(graphs.accepted()).info
     assert (info.path, info.precision, info.variant.startswith("int8-")) == ("onnx-runtime", "int8", True)
 
 
@@ -302,7 +302,7 @@ def test_a_card_that_cannot_run_the_graph_stops_no_start(
         raise OSError(errno.ENOSPC, "No space left on device", "/somewhere")
 
     monkeypatch.setattr(loading, "detect", lambda _device: DeviceProfile.of_card("Tesla T4"))
-    monkeypatch.setattr(serving, "detect", lambda _device: DeviceProfile.of_card("Tesla T4"))
+    monkeypatch.setattr(calibration, "detect", lambda _device: DeviceProfile.of_card("Tesla T4"))
     monkeypatch.setattr(serving, "make_session", make)
     monkeypatch.setattr(serving, "preload", lambda _: None)
     monkeypatch.setattr("onnxruntime.get_available_providers", lambda: [CUDA, CPU])

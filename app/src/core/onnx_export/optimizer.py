@@ -22,10 +22,10 @@ from ..agreement import LEAST_TEXTS, judge
 from ..backends import Backend, EngineError, Vectors
 from ..backends.hashing import PREFIX as HASHING
 from ..backends.torch.backend import EngineOptions, TorchBackend
+from ..calibration import CpuCalibration, ModelCalibration
 from ..device import PRECISIONS, detect
 from ..memory import CPU_TOKENS, MemoryLimits
 from ..tokens import plan_batches
-from .on_cpu import CpuCalibration
 from .serving import GraphOptions, GraphServing
 
 log = logging.getLogger(__name__)
@@ -52,7 +52,7 @@ def calibrate(
     learner = _learner(wanted, options, limits)
     learnt, judges = ([learner.folder.document_prompt + text for text in part] for part in (learnt, judges))
     content, report = learner.measure(learnt)
-    backend = learner.trial(content, {"report": report})
+    backend = learner.load(learner.store(content, {"report": report}))
     engine = backend.info.path_reason if learner.runtime == "tensorrt" else None
     found = embedded(backend, judges)
     # The reference is transformers in fp32, so that errors of graphs and of the packed path are found.
@@ -75,14 +75,14 @@ def calibrate(
     }
 
 
-def _learner(wanted: EngineOptions, options: GraphOptions, limits: MemoryLimits) -> GraphServing | CpuCalibration:
+def _learner(wanted: EngineOptions, options: GraphOptions, limits: MemoryLimits) -> ModelCalibration:
     if not wanted.model.startswith(HASHING) and detect(wanted.device).kind == "cuda":
         serving = GraphServing(wanted, options, limits)
         if serving.runtime == "tensorrt":
             return serving
         log.warning("%s; calibrated and judged on the CPU", serving.reason)
         wanted = replace(wanted, device="cpu")
-    return CpuCalibration(wanted, options)
+    return CpuCalibration(wanted, options.cache)
 
 
 def embedded(backend: Backend, texts: Sequence[str]) -> Vectors:

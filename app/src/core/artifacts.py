@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..backends import DeviceUnavailable
+from .backends import DeviceUnavailable
 
 log = logging.getLogger(__name__)
 
