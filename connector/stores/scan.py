@@ -203,12 +203,11 @@ def take(blocks: Sequence[NDArray[Any]], rows: Positions) -> NDArray[Any]:
         return blocks[0].take(rows, axis=0)
     ends = np.searchsorted(rows, np.arange(1, len(blocks) + 1) * BLOCK_ROWS)
     starts = [0, *ends[:-1]]
-    parts = [
-        block.take(rows[start:end] - place * BLOCK_ROWS, axis=0)
-        for place, (block, start, end) in enumerate(zip(blocks, starts, ends, strict=True))
-        if start < end
-    ]
-    return np.concatenate(parts or [blocks[0][:0]])
+    found = np.empty((len(rows), *blocks[0].shape[1:]), blocks[0].dtype)
+    for place, (block, start, end) in enumerate(zip(blocks, starts, ends, strict=True)):
+        if start < end:  # "clip": NumPy would buffer `out` for "raise"
+            np.take(block, rows[start:end] - place * BLOCK_ROWS, axis=0, out=found[start:end], mode="clip")
+    return found
 
 
 # ------------------------------------------------------------------------------------------------------------ choosing
