@@ -84,8 +84,12 @@ class Coverage:
     def __init__(self, asked: Sequence[str]) -> None:
         """`asked`: the result of `content_words`."""
         whole = [parts_of(word) for word in asked]
-        self._bits = {part: 1 << place for place, part in enumerate(frozenset[str]().union(*whole))}
-        self._asked = [sum(self._bits[part] for part in parts) for parts in whole]
+        bits = {part: 1 << place for place, part in enumerate(frozenset[str]().union(*whole))}
+        self._asked = [sum(bits[part] for part in parts) for parts in whole]
+        # By whether a part has letters only, because such parts match none of the others.
+        self._bits = {
+            kind: {part: bit for part, bit in bits.items() if part.isalpha() is kind} for kind in (True, False)
+        }
         self._answered: dict[str, int] = {}  # the parts that match a word of a text, as bits
         self._shares: dict[int, float] = {}  # by the parts that match a text
 
@@ -98,7 +102,8 @@ class Coverage:
         for word in parts_of(text):
             found = self._answered.get(word)
             if found is None:
-                found = self._answered[word] = sum(bit for part, bit in self._bits.items() if related(part, word))
+                alike = self._bits[word.isalpha()].items()
+                found = self._answered[word] = sum(bit for part, bit in alike if related(part, word))
             there |= found
         share = self._shares.get(there)
         if share is None:

@@ -220,10 +220,12 @@ def test_keys_remembered_are_those_that_a_new_look_finds(
 ):
     chosen = random.Random(7)
     for turn in range(30):
-        keys = [f'["{chosen.randrange(150)}"]' for _ in range(9)]
+        keys = [
+            f'["{chosen.choice([100, 0])}","{chosen.randrange(150):0{chosen.choice([1, 4, 7])}}"]' for _ in range(9)
+        ]
         write(store, dict.fromkeys(keys[:6], "pump"), tuple(keys[6:]))
         with closing(LocalStore(tmp_path)) as fresh:
-            for number in ("1", "12", "7", "149"):
+            for number in ("1", "12", "7", "149", "012", "0007", "00", "100"):
                 asked = [each.view(NAME).keyed(number, 99) for each in (store, fresh)]
                 with monkeypatch.context() as scanning:
                     scanning.setattr(local_keywords, "HOLDERS", -1)
