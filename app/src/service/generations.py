@@ -24,6 +24,7 @@ from connector.sync.generations import (
     sample_texts,
 )
 
+_FAMILY = re.compile("(?<=/unit/)(float|int8-[0-9a-f]{12})(?=/prompts-|$)")  # in an engine's fingerprint
 QUERIES = 50  # stored texts that a comparison searches for by default
 
 
@@ -114,7 +115,9 @@ class Generations:
         return self._parts.embedder_for(stored.collection)  # the generation was just dropped: the search detects this
 
     def _model_of(self, name: str, generation: Generation) -> EngineEmbedder:
-        """Return the model of the generation, from its recipe; earlier versions recorded only the model's name."""
+        """Return the model of the generation, from its recipe; earlier versions recorded only the model's name. If
+        the settings now compute another family of vectors, that of the generation is loaded too: float, or int8 by the
+        same calibration."""
         configured, recipe, reasons = self._parts.configured(name), generation.recipe, []
         recorded = ModelSource(re.sub("@[0-9a-f]{8}$", "", generation.model)) if recipe is None else recipe.model
         ours = (recorded.name, recorded.revision) == (configured.name, configured.revision)
@@ -131,6 +134,11 @@ class Generations:
                 continue
             if is_of(generation, ModelStamp.of(embedder)):
                 return embedder
+            family = _FAMILY.search(generation.fingerprint)
+            same = family is not None and _FAMILY.sub(family[0], embedder.fingerprint) == generation.fingerprint
+            if family is not None and same and source.precision != family[0]:
+                sources.append(replace(source, precision=family[0]))
+                continue
             if _prompts(recorded) == _prompts(source) == (None, None) and any(embedder.engine.prompts.values()):
                 # Earlier versions ignored the prompts of a model's folder.
                 sources.append(replace(source, query_prompt="", document_prompt=""))

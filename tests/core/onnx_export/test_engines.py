@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from app.src.core import calibration
 from app.src.core.backends import DeviceUnavailable
 from app.src.core.backends.torch.backend import EngineOptions
 from app.src.core.device import DeviceProfile
@@ -77,7 +78,7 @@ def start(
         **options: Any,
     ) -> str:
         monkeypatch.setattr(serving, "snapshot", lambda: GpuSnapshot(driver_version=driver))
-        monkeypatch.setattr(serving, "detect", lambda _device: card)
+        monkeypatch.setattr(calibration, "detect", lambda _device: card)
         monkeypatch.setattr(serving, "_version", lambda *_names: versions)
         monkeypatch.setattr("onnxruntime.get_available_providers", lambda: ALL)
         tensorrt.ran.clear()

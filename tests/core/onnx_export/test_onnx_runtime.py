@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from app.src.core.artifacts import GRAPH
 from app.src.core.backends import DeviceFailed, DeviceUnavailable, OutOfMemory
 from app.src.core.backends.onnx import OnnxRuntimeBackend, make_session
 from app.src.core.backends.torch.backend import EngineOptions
@@ -17,7 +18,6 @@ from app.src.core.device import DeviceProfile
 from app.src.core.engine import EmbeddingEngine
 from app.src.core.loading import load_engine
 from app.src.core.memory import MemoryLimits, memory_of
-from app.src.core.onnx_export.cache import GRAPH
 from app.src.core.onnx_export.serving import CPU, CUDA, TENSORRT, GraphOptions, GraphServing
 from app.src.core.tokens import TokenBatch
 

@@ -11,7 +11,7 @@ import importlib.metadata
 import logging
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -20,15 +20,14 @@ import numpy as np
 
 from connector.extras import install_command
 
+from ..artifacts import FLOAT, INT8, Dependencies, Entry
 from ..backends import DeviceUnavailable, ModelUnsupported, OutOfMemory
-from ..backends.folder import check_files, display_name, find_folder, read_folder, sha256_of
-from ..backends.hashing import PREFIX as HASHING
 from ..backends.onnx import OUTPUT, OnnxRuntimeBackend, loading_errors_mapped, make_session
-from ..device import DeviceProfile, Precision, choose_precision, detect
+from ..calibration import ModelCalibration
+from ..device import DeviceProfile, Precision, choose_precision
 from ..memory import MOST_TOKENS, MemoryLimits, T4MemoryManager
 from ..nvml import snapshot
 from . import needs
-from .cache import FLOAT, INT8, ArtifactCache, Dependencies, Entry
 from .graph import ATTENTION_MASK, INPUT_IDS, GraphPrecision, build_graph
 from .quantise import quantise
 
@@ -68,12 +67,15 @@ def load_backend(wanted: EngineOptions, options: GraphOptions, limits: MemoryLim
         if serving.runtime == "cpu":
             raise NotAsGraph(serving.reason)
         refusal = f"precision {wanted.precision} was requested"
-        if wanted.precision in ("auto", "int8"):
+        name, _, digest = wanted.precision.partition("-")
+        if name in ("auto", "int8"):
             try:
-                return serving.int8_backend(serving.accepted())
-            except NotAsGraph as refused:
+                graph = serving.accepted(digest)
+            except DeviceUnavailable as refused:
                 refusal = f"not in int8: {refused}"
-        if not options.enabled:
+            else:
+                return serving.load(graph)
+        if digest or not options.enabled:
             raise NotAsGraph(refusal)
         log.info("%s runs as a float graph; %s", serving.folder.name, refusal)
         return serving.float_backend(wanted.precision, refusal)
@@ -122,23 +124,18 @@ def preload(runtime: Runtime) -> None:
             importlib.import_module("tensorrt")  # loads tensorrt_libs/*.so
 
 
-class GraphServing:
+class GraphServing(ModelCalibration):
     """Creates backends and their sessions for the graphs of one model on one device."""
 
+    kind = INT8
+
     def __init__(self, wanted: EngineOptions, options: GraphOptions, limits: MemoryLimits) -> None:
-        """Find model, device and runtime. Raises ModelNotFound, ModelUnsupported, WeightsMismatch; DeviceUnavailable if
-        ONNX Runtime is missing or the device is unknown."""
-        if wanted.model.startswith(HASHING):
-            raise ModelUnsupported(f"model {wanted.model!r} is the test embedder, which has no layers for a graph")
-        path = find_folder(wanted.model, wanted.revision, wanted.cache)
-        self.folder = read_folder(path, display_name(wanted.model, path), wanted.query_prompt, wanted.document_prompt)
-        self._weights = check_files(self.folder, wanted.weights_sha256)
+        """Find model, device and runtime. Raises also DeviceUnavailable if ONNX Runtime is missing."""
+        super().__init__(wanted, options.cache)
         needs("onnxruntime")
         import onnxruntime
 
-        self.profile = detect(wanted.device)
-        self._options, self._limits, self._threads = options, limits, wanted.threads
-        self._cache = ArtifactCache(options.cache)
+        self._options, self._limits = options, limits
         tensorrt = _version("tensorrt-cu13-libs", "tensorrt-cu13", "tensorrt-libs", "tensorrt")
         self.runtime, self.reason = choose_runtime(self.profile, tensorrt, onnxruntime.get_available_providers())
         # Verdicts and engines depend on these values.
@@ -150,45 +147,23 @@ class GraphServing:
             "tensorrt": tensorrt,
             "driver": None if self.runtime == "cpu" else snapshot().driver_version,
         }
-        self._model: Dependencies = {
-            "model": self._weights,
-            "tokenizer": sha256_of([self.folder.encoder / "tokenizer.json"]),
-            "pooling": self.folder.pooling,
-            "max_tokens": self.folder.max_length,
-            "onnx": _version("onnx"),
-        }
-        # Cache key of the calibrated graph and its verdict: machine and model.
-        self.calibration: Dependencies = {**self._model, **self._card}
+        self._model = {**self._model, "onnx": _version("onnx")}
+        self.key = {**self._model, **self._card}
 
-    def measure(self, texts: Sequence[str]) -> tuple[bytes, dict[str, Any]]:
+    def measure(self, texts: Sequence[str], before: Entry | None) -> tuple[bytes, dict[str, Any]]:
         """Return a graph, calibrated on these texts, and figures."""
         made, report = quantise(self.folder, texts)
         return made.SerializeToString(), dict(report)
 
-    def store(self, graph: bytes, facts: Mapping[str, Any]) -> Entry:
-        return self._cache.store(INT8, self.calibration, graph, facts)
-
-    def trial(self, graph: bytes, facts: Mapping[str, Any]) -> OnnxRuntimeBackend:
-        """Store a graph that has no verdict yet, and load it."""
-        return self.int8_backend(self.store(graph, facts))
-
-    def accepted(self) -> Entry:
-        """Return the calibrated graph if it passed the accuracy gate here. Raises NotAsGraph."""
+    def accepted(self, digest: str = "") -> Entry:
         if self.runtime == "cuda":
-            raise NotAsGraph(f"8-bit graphs are not faster on CUDA without TensorRT; {self.reason}")
-        graph = self._cache.find(INT8, self.calibration)
-        if graph is None or "verdict" not in graph.facts:
-            raise NotAsGraph(
-                "this machine (card, driver, versions) has no calibration of this model: run owl-sap calibrate NAME"
-            )
-        if not graph.facts["verdict"]["accepted"]:
-            raise NotAsGraph(f"the accuracy gate {graph.facts['verdict']['reason']}")
-        return graph
+            raise DeviceUnavailable(f"8-bit graphs are not faster on CUDA without TensorRT; {self.reason}")
+        return super().accepted(digest)
 
-    def int8_backend(self, graph: Entry) -> OnnxRuntimeBackend:
-        """Load an 8-bit graph, with or without a verdict. The engine's fingerprint contains the graph's hash: another
-        quantiser version or processor may produce a different graph from the same texts."""
-        return self._backend(graph, "int8", "requested", "calibrated", f"int8-{graph.sha256[:12]}")
+    def load(self, entry: Entry) -> OnnxRuntimeBackend:
+        """Load an 8-bit graph. The engine's fingerprint contains the graph's hash: another quantiser version or
+        processor may produce a different graph from the same texts."""
+        return self._backend(entry, "int8", "requested", "calibrated", f"int8-{entry.sha256[:12]}")
 
     def float_backend(self, requested: str, reason: str = "") -> OnnxRuntimeBackend:
         """Load the float graph; `requested` int8 counts as auto. Raises DeviceUnavailable."""
@@ -232,7 +207,7 @@ class GraphServing:
             "gpu_mem_limit": int(self.profile.memory_bytes * self._limits.fraction),
         }
         usual = [(CPU, {})] if self.runtime == "cpu" else [(CUDA, cuda), (CPU, {})]
-        return make_session(graph, [*first, *usual], self._threads)
+        return make_session(graph, [*first, *usual], self._wanted.threads)
 
     def _through_tensorrt(self, graph: Entry, precision: Precision) -> tuple[Any, str, int]:
         """Return a session, a sentence about its engine, and its largest batch in texts. Building an engine takes

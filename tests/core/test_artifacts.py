@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from app.src.core.artifacts import FLOAT, GRAPH, INT8, KEPT, MANIFEST, ArtifactCache, Entry
 from app.src.core.backends import DeviceUnavailable
-from app.src.core.onnx_export.cache import FLOAT, GRAPH, INT8, KEPT, MANIFEST, ArtifactCache, Entry
 
 onnx = pytest.importorskip("onnx", reason="the extra onnx is not installed")
 
