@@ -7,13 +7,13 @@ import numpy as np
 from app.src.benchmark.workloads import clustered, exact_best, material, overlap, texts
 
 
-def test_texts_are_the_same_each_time_and_of_two_kinds() -> None:
-    short, skewed = texts(0.5).values()
-    assert texts(0.5) == {"short": short, "skewed": skewed}
-    assert (len(short), len(skewed)) == (400, 100)
+def test_texts_are_the_same_each_time_and_of_three_kinds() -> None:
+    short, skewed, long = texts(0.5).values()
+    assert texts(0.5) == {"short": short, "skewed": skewed, "long": long}
+    assert (len(short), len(skewed), len(long)) == (400, 100, 30)
     lengths = [len(text.split()) for text in skewed]
     assert max(lengths) > 4 * sorted(lengths)[len(lengths) // 2], "a few are much longer than most"
-    assert max(map(len, short)) < max(map(len, skewed))
+    assert max(map(len, short)) < min(map(len, long))
 
 
 def test_materials_differ_and_fit_their_columns() -> None:

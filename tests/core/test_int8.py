@@ -15,6 +15,7 @@ import torch
 from app.src.benchmark.workloads import sap_like_texts
 from app.src.core.backends.folder import read_folder
 from app.src.core.backends.tokenizing import RustTokenizer
+from app.src.core.backends.torch import int8
 from app.src.core.backends.torch.int8 import load_int8, observe, quantised, unusable
 from app.src.core.backends.torch.packed import PackedEncoder
 from app.src.core.device import DeviceProfile
@@ -43,6 +44,26 @@ def test_vectors_of_texts_that_were_not_observed_are_close(minilm_folder: Path) 
         cosines = torch.nn.functional.cosine_similarity(encoder(batch), exact(batch))
         assert 0.99 < float(cosines.min()) < 0.99999
         np.testing.assert_array_equal(encoder(batch), encoder(batch))
+
+
+@needs_vnni
+@pytest.mark.parametrize(("gain", "long"), [(3.0, torch.bfloat16), (0.9, torch.float32)])
+def test_attention_of_long_texts_is_in_bf16_if_it_is_faster(
+    minilm_folder: Path, monkeypatch: pytest.MonkeyPatch, gain: float, long: torch.dtype
+) -> None:
+    monkeypatch.setattr(int8, "bf16_gain", lambda: gain)
+    folder, computed = read_folder(minilm_folder, "all-MiniLM-L6-v2"), list[torch.dtype]()
+    texts = [" ".join(sap_like_texts(random.Random(seed), 9, 2.8, 0.5, (5, 40))) for seed in range(20)]
+    encoder, exact = load_int8(folder, CPU, observe(folder, texts)), PackedEncoder.load(folder, CPU, torch.float32)
+    attention = encoder.attention
+    encoder.attention = lambda qkv, *given: computed.append(qkv.dtype) or attention(qkv, *given)  # type: ignore[func-returns-value]
+    tokenizer = RustTokenizer.load(folder)
+    for some in (["a conveyor belt"], texts, ["a conveyor belt"]):
+        batch = tokenizer.ids(some)
+        with torch.inference_mode():
+            assert float(torch.nn.functional.cosine_similarity(encoder(batch), exact(batch)).min()) > 0.98
+    layers = len(computed) // 3
+    assert computed == [torch.float32] * layers + [long] * layers + [torch.float32] * layers
 
 
 @pytest.mark.slow

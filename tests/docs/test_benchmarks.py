@@ -72,13 +72,13 @@ def glance(document: Mapping[str, Any]) -> str:
     about, lines = document["machine"], [f"| ours | texts | {' | '.join(PEERS)} | cosine | overlap |"]
     lines.append("|---|---|" + "---|" * (len(PEERS) + 2))
     for own in ("fp32", "bf16", "int8"):
-        for load in ("short", "skewed"):
+        for load in ("short", "skewed", "long"):
             names = [f"{own}, {load}: {peer} / ours" for peer in PEERS]
             names += [f"{own}, {load}: cosine", f"{own}, {load}: overlap"]
             cells = [quote("peers", name) if name in found else "" for name in names]
             if any(cells):
                 lines.append(f"| {own} | {load} | {' | '.join(cells)} |")
-    for load in ("short", "skewed"):
+    for load in ("short", "skewed", "long"):
         theirs = [found.get(f"fp32, {load}: {peer} / ours", {}).get("their_overlap", "") for peer in PEERS]
         if any(theirs):
             lines.append(f"| their overlap | {load} | {' | '.join(map(str, theirs))} | | |")

@@ -44,6 +44,7 @@ def test_embedding_against_a_worker_of_ones_own(here: Cli) -> None:
     assert [figure["name"] for figure in run.json["figures"]] == [
         "short: fake_embedder / ours",
         "skewed: fake_embedder / ours",
+        "long: fake_embedder / ours",
     ]
     assert run.json["options"]["model"] == "hash:16"
     assert run.json["peers"]["fake_embedder"]["precision"] == "fp64"

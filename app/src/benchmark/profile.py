@@ -4,12 +4,11 @@ alone, in alternating rounds.
 
 from __future__ import annotations
 
-import random
 import time
 from typing import TYPE_CHECKING
 
 from app.src.benchmark.harness import Figure, Report, Say, machine, significant
-from app.src.benchmark.workloads import sap_like_texts, texts
+from app.src.benchmark.workloads import texts
 from app.src.core.engine import Engine
 from connector.errors import ConfigurationError
 
@@ -44,8 +43,7 @@ def measure(engine: Engine, say: Say, *, rounds: int = 5, scale: float = 0.5, th
 
     about = {"model": engine.model, "precision": engine.precision, "path": engine.path, "device": engine.profile.name}
     report = Report("embed --profile", machine(), about | {"threads": threads, "scale": scale})
-    long = sap_like_texts(random.Random(13), max(1, round(60 * scale)), 5.3, 0.15, (180, 250))
-    for load, some in {**texts(scale), "long": long}.items():
+    for load, some in texts(scale).items():
         say(f"{load}: {rounds} rounds of {len(some)} texts")
         found: list[tuple[float, dict[str, float], dict[str, float]]] = []
         floors, before, after = Floors(), engine.stats(), engine.stats()

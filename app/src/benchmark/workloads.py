@@ -39,12 +39,13 @@ def sap_like_texts(rng: random.Random, count: int, mean: float, spread: float, l
 
 
 def texts(scale: float = 1.0, seed: int = 11) -> dict[str, list[str]]:
-    """Return `short`, 800 texts of 5 to 40 tokens, and `skewed`, 200 of 10 to 250, both multiplied by `scale`. Another
-    seed gives other texts of the same kinds."""
+    """Return `short`, 800 texts of 5 to 40 tokens, `skewed`, 200 of 10 to 250, and `long`, 60 of 180 to 250, all
+    multiplied by `scale`. Another seed gives other texts of the same kinds."""
     rng = random.Random(seed)
     short = sap_like_texts(rng, max(1, round(800 * scale)), 2.8, 0.5, (5, 40))
     skewed = sap_like_texts(rng, max(1, round(200 * scale)), 4.0, 0.8, (10, 250))
-    return {"short": short, "skewed": skewed}
+    long = sap_like_texts(rng, max(1, round(60 * scale)), 5.3, 0.15, (180, 250))
+    return {"short": short, "skewed": skewed, "long": long}
 
 
 def material(number: int) -> tuple[str, str, str, str, str, str, str]:

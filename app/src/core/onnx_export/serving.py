@@ -128,6 +128,7 @@ class GraphServing(ModelCalibration):
     """Creates backends and their sessions for the graphs of one model on one device."""
 
     kind = INT8
+    runtime: Runtime
 
     def __init__(self, wanted: EngineOptions, options: GraphOptions, limits: MemoryLimits) -> None:
         """Find model, device and runtime. Raises also DeviceUnavailable if ONNX Runtime is missing."""

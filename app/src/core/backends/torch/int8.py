@@ -1,5 +1,5 @@
 """int8 on CPUs: a packed encoder whose linear layers are oneDNN's 8-bit products, with ranges measured on the user's
-texts. Attention, sums and norms stay in fp32.
+texts. Attention of long texts is in bf16 where that is faster; otherwise attention, sums and norms are in fp32.
 
 SmoothQuant (Xiao et al. 2023) moves the range of inputs into the weights. Here its factors cost nothing: they are
 folded into the norm or the product before, and the sum with the residual removes them. In a feed-forward's second layer
@@ -12,20 +12,21 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
+from itertools import pairwise
 from typing import Any
 
 import torch
 from torch.nn import functional as F
 
-from ...device import DeviceProfile
+from ...device import DeviceProfile, choose_precision
 from ...memory import CPU_TOKENS
 from ...tokens import plan_batches
-from .. import ModelUnsupported
+from .. import ModelUnsupported, Pause
 from ..folder import Folder
 from ..tokenizing import RustTokenizer
-from .architectures import LayerWeights, read
-from .linears import MISSING, AddNorm, Affine, Linear
-from .packed import Layer, PackedEncoder, load_tensors
+from .architectures import EncoderWeights, LayerWeights, read
+from .linears import MISSING, AddNorm, Affine, Linear, bf16_gain, layer_norm
+from .packed import SHORT, Layer, Layout, PackedEncoder, load_tensors
 
 ALGORITHM = 1  # of ranges and products: vectors of another number are not compared with these
 ALPHA = 0.8  # SmoothQuant's exponent (docs/decisions/0020)
@@ -71,55 +72,70 @@ def wider(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     return torch.stack([torch.minimum(one[0], other[0]), torch.maximum(one[1], other[1])])
 
 
-def load_int8(folder: Folder, profile: DeviceProfile, ranges: Ranges) -> PackedEncoder:
+def load_int8(folder: Folder, profile: DeviceProfile, ranges: Ranges) -> Int8Encoder:
     """Load a model in int8, on a CPU that is not `unusable`."""
     weights = read(folder, load_tensors(folder, torch.device("cpu"), torch.float32, widen_words=False))
-    encoder, epsilon = PackedEncoder(weights, folder, profile, prepack=False), weights.epsilon
-    layers = weights.layers
-    smooth = [_factors(ranges[f"{number}/{PARTS[0]}"], layer.query_key_value) for number, layer in enumerate(layers)]
-    smooth.append(torch.ones_like(smooth[0]))  # the pooling gets plain vectors
-    encoder._norm = _norm(weights.embedding_norm, smooth[0], epsilon)
-    encoder._layers = [
-        _layer(layer, {part: ranges[f"{number}/{part}"] for part in PARTS}, smooth[number], smooth[number + 1], epsilon)
-        for number, layer in enumerate(layers)
-    ]
-    return encoder
+    return Int8Encoder(weights, folder, profile, ranges)
 
 
-def _layer(
-    layer: LayerWeights, ranges: Ranges, smooth: torch.Tensor, smooth_next: torch.Tensor, epsilon: float
-) -> Layer:
-    """Make a layer whose input is multiplied by `smooth` and whose output by `smooth_next`."""
-    mixed = _factors(ranges["attention_out"], layer.attention_out)
-    inner = _factors(ranges["wide"], layer.wide)
-    joint, (low, high) = layer.query_key_value, ranges["narrow"]
-    # Attention mixes the rows of each channel, so the values' factors reach its output.
-    rows = torch.cat([torch.ones(len(joint.weight) - len(mixed)), mixed])
-    joint = Affine(joint.weight * rows[:, None], None if joint.bias is None else joint.bias * rows)
-    query_key_value = _Product(joint, _scale(ranges["query_key_value"], smooth), smooth)
-    attention_out = _Product(layer.attention_out, _scale(ranges["attention_out"], mixed), mixed)
-    order = torch.argsort(torch.maximum(low.abs(), high.abs()), stable=True)
-    count = len(order) - max(1, len(order) // FAR)
-    halves, outer = [], Affine(layer.narrow.weight, layer.narrow.bias)
-    for channels in (order[:count], order[count:]):
-        bias = None if layer.wide.bias is None else layer.wide.bias[channels]
-        wide = _Product(Affine(layer.wide.weight[channels], bias), _scale(ranges["wide"], inner), inner)
-        narrow = _Product(Affine(outer.weight[:, channels], outer.bias), _scale(ranges["narrow"][:, channels]))
-        halves.append((wide, narrow))
-        outer = Affine(layer.narrow.weight)  # the bias is added once
-    (near_wide, near), (far_wide, far) = halves
+class Int8Encoder(PackedEncoder):
+    """A packed encoder in int8."""
 
-    def feed_forward(x: torch.Tensor) -> torch.Tensor:
-        return far.added(far_wide.gelu(x, far.scale), near(near_wide.gelu(x, near.scale)))
+    def __init__(self, weights: EncoderWeights, folder: Folder, profile: DeviceProfile, ranges: Ranges) -> None:
+        super().__init__(weights, folder, profile, prepack=False)
+        layers, epsilon = weights.layers, weights.epsilon
+        smooth = [_factors(ranges[f"{at}/{PARTS[0]}"], layer.query_key_value) for at, layer in enumerate(layers)]
+        smooth.append(torch.ones_like(smooth[0]))  # the pooling gets plain vectors
+        self._norm = layer_norm(_times(weights.embedding_norm, smooth[0]), epsilon)
+        self._long = torch.bfloat16 if choose_precision(profile, "auto", bf16_gain)[0] == "bf16" else torch.float32
+        self._joint: list[_Product] = []
+        self._layers = [
+            self._layer(layer, {part: ranges[f"{number}/{part}"] for part in PARTS}, *factors, epsilon)
+            for number, (layer, factors) in enumerate(zip(layers, pairwise(smooth), strict=True))
+        ]
 
-    return Layer(
-        lambda x: query_key_value(quantised(x, query_key_value.scale)),
-        lambda x: attention_out(quantised(x, attention_out.scale)),
-        _add_norm(layer.attention_norm, smooth, inner, epsilon),
-        lambda x: quantised(x, near_wide.scale),  # its products are in the next part, because they have two scales
-        feed_forward,
-        _add_norm(layer.out_norm, inner, smooth_next, epsilon),
-    )
+    def compute(
+        self, ids: torch.Tensor, positions: torch.Tensor, layout: Layout, pause: Pause | None = None
+    ) -> torch.Tensor:
+        for product in self._joint:
+            product.given = self._long if layout.longest > SHORT else torch.float32
+        return super().compute(ids, positions, layout, pause)
+
+    def _layer(
+        self, layer: LayerWeights, ranges: Ranges, smooth: torch.Tensor, smooth_next: torch.Tensor, epsilon: float
+    ) -> Layer:
+        """Make a layer whose input is multiplied by `smooth` and whose output by `smooth_next`."""
+        mixed = _factors(ranges["attention_out"], layer.attention_out)
+        inner = _factors(ranges["wide"], layer.wide)
+        joint, (low, high) = layer.query_key_value, ranges["narrow"]
+        # Attention mixes the rows of each channel, so the values' factors reach its output.
+        rows = torch.cat([torch.ones(len(joint.weight) - len(mixed)), mixed])
+        joint = Affine(joint.weight * rows[:, None], None if joint.bias is None else joint.bias * rows)
+        query_key_value = _Product(joint, _scale(ranges["query_key_value"], smooth), smooth)
+        self._joint.append(query_key_value)
+        attention_out = _Product(layer.attention_out, _scale(ranges["attention_out"], mixed), mixed)
+        order = torch.argsort(torch.maximum(low.abs(), high.abs()), stable=True)
+        count = len(order) - max(1, len(order) // FAR)
+        halves, outer = [], Affine(layer.narrow.weight, layer.narrow.bias)
+        for channels in (order[:count], order[count:]):
+            bias = None if layer.wide.bias is None else layer.wide.bias[channels]
+            wide = _Product(Affine(layer.wide.weight[channels], bias), _scale(ranges["wide"], inner), inner)
+            narrow = _Product(Affine(outer.weight[:, channels], outer.bias), _scale(ranges["narrow"][:, channels]))
+            halves.append((wide, narrow))
+            outer = Affine(layer.narrow.weight)  # the bias is added once
+        (near_wide, near), (far_wide, far) = halves
+
+        def feed_forward(x: torch.Tensor) -> torch.Tensor:
+            return far.added(far_wide.gelu(x, far.scale), near(near_wide.gelu(x, near.scale)))
+
+        return Layer(
+            lambda x: query_key_value(quantised(x, query_key_value.scale)),
+            lambda x: attention_out(quantised(x.float(), attention_out.scale)),
+            _add_norm(layer.attention_norm, smooth, inner, epsilon),
+            lambda x: quantised(x, near_wide.scale),  # its products are in the next part, because they have two scales
+            feed_forward,
+            _add_norm(layer.out_norm, inner, smooth_next, epsilon),
+        )
 
 
 def _factors(ranges: torch.Tensor, layer: Affine) -> torch.Tensor:
@@ -136,14 +152,13 @@ def _scale(ranges: torch.Tensor, factors: torch.Tensor | float = 1.0) -> Scale:
     return step, round(-low / step)
 
 
-def _norm(norm: Affine, factors: torch.Tensor, epsilon: float) -> Linear:
-    weight, bias = norm.weight * factors, None if norm.bias is None else norm.bias * factors
-    return lambda x: F.layer_norm(x, weight.shape, weight, bias, epsilon)
+def _times(norm: Affine, factors: torch.Tensor) -> Affine:
+    return Affine(norm.weight * factors, None if norm.bias is None else norm.bias * factors)
 
 
 def _add_norm(norm: Affine, before: torch.Tensor, after: torch.Tensor, epsilon: float) -> AddNorm:
     """Return the sum with a residual that was multiplied by `before`, and the norm, multiplied by `after`."""
-    normed, back = _norm(norm, after, epsilon), 1 / before
+    normed, back = layer_norm(_times(norm, after), epsilon), 1 / before
     return lambda x, residual: normed(x.addcmul_(residual, back))
 
 
@@ -165,12 +180,12 @@ class _Product:
         self.scale = scale
         packed = torch.ops.onednn.qlinear_prepack(whole, None)
         self._weights = packed, steps, torch.zeros(len(steps), dtype=torch.int32)
-        self._bias = layer.bias
+        self._bias, self.given = layer.bias, torch.float32
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Return float32 (rows, outputs)."""
+        """Return (rows, outputs) of type `given`."""
         y: torch.Tensor = torch.ops.onednn.qlinear_pointwise(
-            x, *self.scale, *self._weights, self._bias, 1.0, 0, torch.float32, "none", [], ""
+            x, *self.scale, *self._weights, self._bias, 1.0, 0, self.given, "none", [], ""
         )
         return y
 

@@ -60,14 +60,13 @@ Attention = Callable[[torch.Tensor, Layout, int], torch.Tensor]
 
 
 def runs_of_equal_length(qkv: torch.Tensor, layout: Layout, heads: int) -> torch.Tensor:
-    """Compute each run by torch's own attention, in bf16 on a CPU in `windows`. No other attention needs `runs`.
+    """Compute each run by torch's own attention, on a CPU in `windows`. No other attention needs `runs`.
 
     Works on every device. Each length needs its own kernel launch, which costs time on GPUs only.
     """
     parts = []
     for start, count, length in layout.runs:
-        bf16 = qkv.device.type == "cpu" and qkv.dtype == torch.bfloat16  # windows gain nothing in fp32
-        if bf16 and (found := windows(qkv, start, count, length, heads)) is not None:
+        if qkv.device.type == "cpu" and (found := windows(qkv, start, count, length, heads)) is not None:
             parts.append(found)
             start, count = start + len(found), count - len(found) // length
         if count:
@@ -78,19 +77,24 @@ def runs_of_equal_length(qkv: torch.Tensor, layout: Layout, heads: int) -> torch
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
-# torch's kernel for CPUs computes 32 queries at a time; 32 cost less than 26, and four texts of 8 less than one of 32.
-WINDOW = 32
-FULL = 0.8  # share of a window that a longer text must fill for a gain
+# torch's kernel for CPUs computes 16 keys at once and 32 queries; a rest is slow: 32 tokens cost less than 26, and four
+# texts of 8 less than one of 32.
+LANES, WINDOW = 16, 32
+EMPTY = 10  # tokens of a window that may be of no text: measured on AVX512 for lengths from 6 to 240
 
 
 def windows(qkv: torch.Tensor, start: int, count: int, length: int, heads: int) -> torch.Tensor | None:
-    """Compute the first texts of a run in windows of a multiple of WINDOW tokens, each with one text or several short
+    """Compute the first texts of a run in windows of a multiple of LANES tokens, each with one text or several short
     ones. Windows overlap in memory, so nothing is copied: a mask hides the texts that follow. Returns None if that
     gains nothing."""
-    texts = max(1, WINDOW // length)
-    used, width = texts * length, -(-texts * length // WINDOW) * WINDOW
+    bf16, width = qkv.dtype == torch.bfloat16, WINDOW if length < WINDOW else -(-length // LANES) * LANES
+    if bf16 and length < WINDOW and WINDOW % length > EMPTY:
+        width = 2 * WINDOW
+    texts = width // length
+    used = texts * length
     number = min(count // texts, (len(qkv) - start - width) // used + 1)
-    if number < 1 or length == width or (texts == 1 and used < FULL * width):
+    aligned = length % LANES == 0 and (texts == 1 or not bf16)  # has no rest
+    if number < 1 or aligned or width - used > EMPTY:
         return None
     step, hidden = qkv.stride(0), qkv.shape[1] // 3
     shape, strides = (number, width, 3, heads, hidden // heads), (used * step, step, hidden, hidden // heads, 1)
@@ -102,10 +106,12 @@ def windows(qkv: torch.Tensor, start: int, count: int, length: int, heads: int) 
 
 @lru_cache(512)
 def _mask(length: int, texts: int, width: int, dtype: torch.dtype) -> torch.Tensor:
-    """Return 0 where query and key (width, width) are of the same text, else -inf; 0 for queries of no text."""
+    """Return 0 where query and key are of the same text, else -inf; 0 for queries of no text. (width, width), for one
+    text (1, width)."""
     text = torch.arange(width) // length
-    seen = (text[:, None] == text) & (text < texts) | (text[:, None] >= texts)
-    return torch.zeros(width, width, dtype=dtype).masked_fill(~seen, -torch.inf)
+    query = text[: width if texts > 1 else 1, None]
+    seen = (query == text) | (query >= texts)
+    return torch.zeros(seen.shape, dtype=dtype).masked_fill(~seen, -torch.inf)
 
 
 def flash_attention(qkv: torch.Tensor, layout: Layout, heads: int) -> torch.Tensor:
