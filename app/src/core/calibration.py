@@ -76,8 +76,8 @@ class ModelCalibration(ABC):
         if digest and (entry is None or not entry.sha256.startswith(digest)):
             entry = self._cache.find(self.kind, {**self.key, "digest": digest})
         if entry is None:
-            which = f"the calibration int8-{digest}" if digest else "a calibration"
-            raise DeviceUnavailable(f"{which} of this model was not found: run owl-sap calibrate NAME")
+            which = f"calibration int8-{digest}" if digest else "calibration"
+            raise DeviceUnavailable(f"there is no {which} of this model here: run owl-sap calibrate NAME")
         if not entry.facts["verdict"]["accepted"]:
             raise DeviceUnavailable(f"the accuracy gate {entry.facts['verdict']['reason']}")
         return entry

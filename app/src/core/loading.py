@@ -44,8 +44,8 @@ def _pool(each: Sequence[EngineOptions], onnx: GraphOptions | None) -> EnginePoo
     """Load a model on several devices: in this process if it is large, else on all but the first in child processes."""
     if each[0].precision.startswith("int8") or (onnx is not None and onnx.enabled):
         raise DeviceUnavailable(
-            "int8 and TensorRT use one device, because a calibrated graph belongs to one card: choose another "
-            "[embedding] precision, switch [tensorrt] enabled off, or name one device"
+            "int8 and TensorRT use one device: choose another [embedding] precision, switch [tensorrt] enabled off, or "
+            "name one device"
         )
     from .child import ChildEngine
     from .pool import EnginePool
