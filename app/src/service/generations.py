@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from app.src.service.collections import Collections
-from app.src.service.wiring import EngineEmbedder, Parts
+from app.src.service.wiring import FAMILY, EngineEmbedder, Parts
 from connector.errors import GenerationRefused, ModelMismatch
 from connector.model import CollectionSpec, CollectionStatus, Generation, ModelSource, Recipe
 from connector.stores.records import ModelStamp
@@ -24,7 +24,6 @@ from connector.sync.generations import (
     sample_texts,
 )
 
-_FAMILY = re.compile("(?<=/unit/)(float|int8-[0-9a-f]{12})(?=/prompts-|$)")  # in an engine's fingerprint
 QUERIES = 50  # stored texts that a comparison searches for by default
 
 
@@ -122,6 +121,7 @@ class Generations:
         recorded = ModelSource(re.sub("@[0-9a-f]{8}$", "", generation.model)) if recipe is None else recipe.model
         ours = (recorded.name, recorded.revision) == (configured.name, configured.revision)
         sources = [configured] if ours else [recorded, configured]
+        family = recorded.precision if recorded.precision.startswith("int8-") else "float"
         if ours and _prompts(recorded) != _prompts(configured):  # the settings changed
             query, document = _prompts(recorded)
             sources.append(replace(configured, query_prompt=query, document_prompt=document))
@@ -134,10 +134,9 @@ class Generations:
                 continue
             if is_of(generation, ModelStamp.of(embedder)):
                 return embedder
-            family = _FAMILY.search(generation.fingerprint)
-            same = family is not None and _FAMILY.sub(family[0], embedder.fingerprint) == generation.fingerprint
-            if family is not None and same and source.precision != family[0]:
-                sources.append(replace(source, precision=family[0]))
+            stamp = ModelStamp.of(embedder, FAMILY.sub(family, embedder.fingerprint))
+            if source.precision != family and is_of(generation, stamp):
+                sources.append(replace(source, precision=family))
                 continue
             if _prompts(recorded) == _prompts(source) == (None, None) and any(embedder.engine.prompts.values()):
                 # Earlier versions ignored the prompts of a model's folder.
