@@ -43,7 +43,6 @@ from app.src.benchmark.harness import (
     Report,
     at_least,
     at_most,
-    cores,
     interleaved,
     main,
     resident_bytes,
@@ -58,6 +57,7 @@ from app.src.core.memory import MemoryLimits
 from app.src.core.onnx_export.optimizer import calibrate
 from app.src.core.onnx_export.serving import GraphOptions
 from app.src.settings import EmbeddingSettings
+from connector.processors import processors
 
 ANCHOR = "sentence-transformers"
 Precision = Literal["fp32", "auto", "int8"]
@@ -102,7 +102,7 @@ def engines(given: argparse.Namespace, report: Report) -> Iterator[Figure]:
     with tempfile.TemporaryDirectory() as folder:
         calibrated = GraphOptions(Path(folder))
         some = [text for each in texts(seed=CALIBRATION_SEED).values() for text in each]
-        wanted = EngineOptions(MINILM, threads=cores(), device="cpu")
+        wanted = EngineOptions(MINILM, threads=processors(), device="cpu")
         report.details["calibration"] = calibrate(wanted, calibrated, MemoryLimits(), MINILM, some)
         for own, figure in measured(MINILM, given.precisions, given.against, given, report, calibrated):
             yield replace(figure, target=TARGETS.get(figure.name))
@@ -150,7 +150,7 @@ def measured(
     with ExitStack() as held:
         loaded: dict[str, Engine] = {}
         for wanted in precisions:
-            options = EngineOptions(model, precision=wanted, threads=cores(), device="cpu")
+            options = EngineOptions(model, precision=wanted, threads=processors(), device="cpu")
             engine = held.enter_context(load_engine(options, calibrated))
             report.options[f"{model}, {wanted}"] = (
                 f"{engine.precision}: {engine.precision_reason}; {engine.path_reason}"
@@ -159,7 +159,7 @@ def measured(
                 yield "int8", Figure("int8: calibrated", (), error=engine.path_reason)
             loaded.setdefault(engine.precision, engine)
         first, *others = loaded.values()
-        settings = EmbeddingSettings(model=model, threads=cores())
+        settings = EmbeddingSettings(model=model, threads=processors())
         found = embed.measure(first, settings, peers, say, rounds=given.rounds, scale=given.scale, others=others)
     report.peers |= found.peers
     report.notes += found.notes

@@ -3,8 +3,9 @@
     python benchmarks/sync.py [PART ...] [--rounds 5] [--rows 200000] [--out benchmarks/results/sync.json]
 
 The source is the emulator, not HANA: a child process on the same cores, reached through the real hdbcli. Where possible
-a figure is the ratio of two measurements taken in turns, the median of the rounds. A figure whose rounds scatter is
-marked `disturbed`: other work was running.
+a figure is the ratio of two measurements taken in turns, the median of the rounds; its `cpu_ratio` divides the CPU
+seconds of this process, without the emulator's. A figure whose rounds scatter is marked `disturbed`: other work was
+running. Even an idle machine varies by 10 % from second to second, so short rounds (fewer --rows) judge nothing.
 
     overlap    time of a first sync of 20,000 rows with the real model, divided by that of embedding the same texts
                <= 1.05 into the local store, <= 1.08 into the emulator, whose own work shares the cores
@@ -27,7 +28,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from app.src.benchmark.harness import (
     Figure,
@@ -37,7 +38,6 @@ from app.src.benchmark.harness import (
     at_most,
     interleaved,
     main,
-    wall,
 )
 from app.src.benchmark.sync import TEMPLATE, MaterialsInEmulator
 from app.src.benchmark.workloads import material_text
@@ -56,8 +56,11 @@ from connector.sync.run import Ends, SyncOptions, SyncReport, sync
 HASHING, MODEL = "hash:384", "all-MiniLM-L6-v2"
 STORES = ("local", "hana")
 OVERLAP_ROWS = 20_000
+PAUSE = 0.5  # seconds before each part of an overlap: idle threads of the engine's pool first stop spinning
 COLUMNS = ("MANDT", "MATNR", "MAKTX", "LTEXT", "MTART", "MATKL")
 OPTIONS, FULL = SyncOptions(), ChangeSpec()
+T = TypeVar("T")
+Cost = tuple[float, float]  # seconds, and CPU seconds of this process
 TARGETS = {  # by part, or by part and store
     "overlap, local": at_most(1.05),
     "overlap, hana": at_most(1.08),
@@ -68,6 +71,13 @@ TARGETS = {  # by part, or by part and store
     "memory": at_most(100),
     "one": at_most(1),
 }
+
+
+def timed(work: Callable[[], T]) -> tuple[T, Cost]:
+    """Return the result of `work` and its cost."""
+    start, busy = time.perf_counter(), time.process_time()
+    result = work()
+    return result, (time.perf_counter() - start, time.process_time() - busy)
 
 
 @dataclass
@@ -115,13 +125,13 @@ class Scene:
             found = pool.read(f"{head} WHERE (MANDT > ? OR (MANDT = ? AND MATNR > ?)) {tail}", after)
         assert seen == rows, f"{seen} of {rows} rows"
 
-    def first_sync(self, kind: str, rows: int) -> SyncReport:
-        spec = self.spec(rows)
-        report = sync(spec, self.ends(kind), OPTIONS)
+    def first_sync(self, kind: str, rows: int) -> tuple[SyncReport, Cost]:
+        spec, ends = self.spec(rows), self.ends(kind)
+        report, cost = timed(lambda: sync(spec, ends, OPTIONS))
         assert report.upserted == rows, report
         if kind == "hana":
             self.drop(spec)
-        return report
+        return report, cost
 
     def synced(self, kind: str, rows: int, changes: ChangeSpec = FULL) -> Callable[[], SyncReport]:
         """Sync a collection once, and return a function that syncs it again."""
@@ -145,9 +155,9 @@ def overlap(given: argparse.Namespace, report: Report) -> Iterator[Figure]:
     texts = [material_text(number) for number in range(rows)]
     with scene(MODEL) as stage:
         stage.emulator.table(rows)
-        works: dict[str, Work] = {"engine": wall(lambda: stage.engine.embed(texts))}
-        works |= {kind: wall(lambda kind=kind: stage.first_sync(kind, rows)) for kind in STORES}  # type: ignore[misc]
-        rounds = interleaved(works, given.rounds)
+        works: dict[str, Work] = {"engine": lambda: timed(lambda: stage.engine.embed(texts))[1]}
+        works |= {kind: lambda kind=kind: stage.first_sync(kind, rows)[1] for kind in STORES}  # type: ignore[misc]
+        rounds = interleaved(works, given.rounds, pause=PAUSE)
         about = {"rows": rows, "model": MODEL, "precision": stage.engine.precision}
     for kind in STORES:
         label = f"overlap, {kind}"
@@ -160,7 +170,7 @@ def rate(given: argparse.Namespace, report: Report) -> Iterator[Figure]:
     done: dict[str, list[SyncReport]] = {kind: [] for kind in STORES}
 
     def work(kind: str) -> float:
-        done[kind].append(stage.first_sync(kind, rows))
+        done[kind].append(stage.first_sync(kind, rows)[0])
         return done[kind][-1].seconds
 
     with scene(HASHING) as stage:
@@ -177,12 +187,12 @@ def unchanged(given: argparse.Namespace, report: Report) -> Iterator[Figure]:
     with scene(HASHING) as stage:
         again = {kind: stage.synced(kind, rows) for kind in STORES}
 
-        def work(kind: str) -> float:
-            done = again[kind]()
+        def work(kind: str) -> Cost:
+            done, cost = timed(again[kind])
             assert (done.unchanged, done.embedded_texts) == (rows, 0)
-            return done.seconds
+            return cost
 
-        works: dict[str, Work] = {"scan": wall(lambda: stage.scan(rows))}
+        works: dict[str, Work] = {"scan": lambda: timed(lambda: stage.scan(rows))[1]}
         works |= {kind: lambda kind=kind: work(kind) for kind in STORES}  # type: ignore[misc]
         rounds = interleaved(works, given.rounds)
     for kind in STORES:

@@ -245,7 +245,7 @@ class Document:
         return not self.text
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen, like Row
 class Chunk:
     """One stored piece of a document. `number` counts from 0.
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from app.src.benchmark.harness import Figure, Target, Work, at_least, at_most, cores, interleaved, significant, wall
+from app.src.benchmark.harness import Figure, Target, Work, at_least, at_most, interleaved, significant, wall
 from app.src.core.agreement import agreement
 from app.src.core.backends.folder import read_folder
 from app.src.core.backends.tokenizing import RustTokenizer
@@ -23,6 +23,7 @@ from app.src.core.loading import load_engine
 from app.src.core.pool import EnginePool
 from app.src.core.queue import Request
 from app.src.core.t4_gpu_optimizer import measure_products
+from connector.processors import processors
 
 from .models import LOADS, lengths_of, texts_of
 from .peer import BATCH_SIZES, Peer, Products
@@ -157,7 +158,9 @@ def tokenising(run: Run) -> Iterator[Figure | str]:
             works[f"{count} workers"] = wall(partial(workers.ids, texts))
         rounds = interleaved(works, run.rounds)
     for work in works:
-        yield Figure(f"tokenizer, {work}", _rates(len(texts), rounds.took[work]), "texts/s", more={"cores": cores()})
+        yield Figure(
+            f"tokenizer, {work}", _rates(len(texts), rounds.took[work]), "texts/s", more={"cores": processors()}
+        )
 
 
 def pool(run: Run) -> Iterator[Figure | str]:

@@ -22,7 +22,20 @@ from connector.document import values
 from connector.document.template import Template
 from connector.errors import ConfigurationError, RowRejected
 from connector.hana.catalog import VECTOR_TYPES, check_columns, resolve_key
-from connector.model import Cells, Chunk, ChunkSpec, CollectionSpec, Document, Key, Page, Query, Row, Table, Value
+from connector.model import (
+    Cells,
+    Chunk,
+    ChunkSpec,
+    CollectionSpec,
+    Document,
+    Key,
+    Page,
+    Query,
+    Row,
+    Table,
+    Value,
+    keys_of,
+)
 from connector.protocols import Embedder
 
 LONGEST_ID = 2000  # SRC_KEY is NVARCHAR(2000), which counts UTF-16 units
@@ -276,6 +289,10 @@ def _cells(row: Row) -> tuple[Value, ...]:
     return row.values.in_order if isinstance(row.values, Cells) else tuple(row.values.values())
 
 
+def _cells_of(rows: Sequence[Row]) -> Iterable[tuple[Value, ...]]:
+    return rows.cells if isinstance(rows, Page) else map(_cells, rows)
+
+
 def _as_tagged(value: Any) -> list[str]:
     """Return an array for a value without a JSON type; no other value becomes an array."""
     return [type(value).__name__, str(value) if isinstance(value, Decimal) else repr(value)]
@@ -327,8 +344,8 @@ class Renderer:
 
     def row_digests(self, rows: Sequence[Row]) -> list[bytes]:
         """Return the `row_digest` of each row."""
-        prefix, cells = self.digest, rows.cells if isinstance(rows, Page) else None
-        contents = map(self._content, rows) if cells is None else map(self._content_of, cells)
+        prefix = self.digest
+        contents = map(self._content_of, rows.cells) if isinstance(rows, Page) else map(self._content, rows)
         return [blake2b(prefix + content, digest_size=8).digest() for content in contents]
 
     def _content(self, row: Row) -> bytes:
@@ -346,51 +363,37 @@ class Renderer:
 
     def document(self, row: Row) -> Document:
         """Render a row. Raises RowRejected, naming the column, for an invalid value or a key too long for an id."""
-        cells = row.values
-        try:
-            shown = [show(cells[name]) for name, show in self._slots]
-            for position, currency_column in self._amounts:
-                name = self.template.slots[position]
-                shown[position] = values.amount(cells[name], shown[position + 1], currency_column)
-                if not shown[position]:
-                    shown[position + 1] = ""
-            metadata = {name: convert(cells[column]) for column, name, convert in self._metadata}
-        except (ValueError, ArithmeticError) as error:
-            raise self._rejected(cells, error) from None
-        text = self.template.render(shown)
-        text_digest, meta_digest = self._chunker.text_digest(text), metadata_digest(metadata)
-        return Document(document_id(row.key), text, metadata, text_digest, meta_digest, self.row_digest(row))
+        return self._documents([row], map(document_id, [row.key]))[0]
 
-    def documents(self, rows: Sequence[Row], ids: Sequence[str]) -> list[Document | RowRejected]:
-        """Render rows of one query, whose ids are known: `document` of each, or its error. Works a column at a time."""
+    def documents(self, rows: Sequence[Row], ids: Iterable[str] | None = None) -> list[Document | RowRejected]:
+        """Render rows of one query: `document` of each, or its error. Works a column at a time. `ids`: of the rows, if
+        known."""
+        if ids is None:
+            ids = map(document_id, keys_of(rows))
         try:
-            return self._documents(rows, ids) if rows else []
-        except (RowRejected, ValueError, ArithmeticError):  # some row is invalid: find out which
+            return list[Document | RowRejected](self._documents(rows, ids)) if rows else []
+        except RowRejected:  # some row is invalid: find out which
             return [self._document_or_error(row) for row in rows]
 
-    def _documents(self, rows: Sequence[Row], ids: Sequence[str]) -> list[Document | RowRejected]:
-        columns = dict(zip(rows[0].values, zip(*map(_cells, rows), strict=True), strict=True))
-        shown = [values.convert_all(show, columns[name]) for name, show in self._slots]
-        for position, currency_column in self._amounts:
-            amounts = zip(columns[self.template.slots[position]], shown[position + 1], strict=True)
-            shown[position] = [values.amount(value, currency, currency_column) for value, currency in amounts]
-            kept = zip(shown[position], shown[position + 1], strict=True)
-            shown[position + 1] = [currency if amount else "" for amount, currency in kept]
+    def _documents(self, rows: Sequence[Row], ids: Iterable[str]) -> list[Document]:
+        """Render at least one row. Raises RowRejected, which names the column if there is only one row."""
+        columns = dict(zip(rows[0].values, zip(*_cells_of(rows), strict=True), strict=True))
+        try:
+            shown = [values.convert_all(show, columns[name]) for name, show in self._slots]
+            for position, currency_column in self._amounts:
+                amounts = zip(columns[self.template.slots[position]], shown[position + 1], strict=True)
+                shown[position] = [values.amount(value, currency, currency_column) for value, currency in amounts]
+                kept = zip(shown[position], shown[position + 1], strict=True)
+                shown[position + 1] = [currency if amount else "" for amount, currency in kept]
+            scalars = [values.convert_all(convert, columns[column]) for column, _, convert in self._metadata]
+        except (ValueError, ArithmeticError) as error:
+            raise self._rejected(rows[0].values, error) from None
         texts = self.template.render_all(shown)
         names = [name for _, name, _ in self._metadata]
-        scalars = [values.convert_all(convert, columns[column]) for column, _, convert in self._metadata]
         metadata = [dict(zip(names, some, strict=True)) for some in zip(*scalars, strict=True)] or [{} for _ in rows]
-        return list(
-            map(
-                Document,
-                ids,
-                texts,
-                metadata,
-                map(self._chunker.text_digest, texts),
-                map(metadata_digest, metadata),
-                self.row_digests(rows),
-            )
-        )
+        # Of several errors the first counts: of a value, of the metadata, of the key.
+        digests = list(map(self._chunker.text_digest, texts)), list(map(metadata_digest, metadata))
+        return list(map(Document, ids, texts, metadata, *digests, self.row_digests(rows)))
 
     def _document_or_error(self, row: Row) -> Document | RowRejected:
         try:

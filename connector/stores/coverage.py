@@ -83,22 +83,33 @@ class Coverage:
 
     def __init__(self, asked: Sequence[str]) -> None:
         """`asked`: the result of `content_words`."""
-        self._asked = [parts_of(word) for word in asked]
-        self._parts = frozenset[str]().union(*self._asked)
-        self._answered: dict[str, frozenset[str]] = {}
+        whole = [parts_of(word) for word in asked]
+        bits = {part: 1 << place for place, part in enumerate(frozenset[str]().union(*whole))}
+        self._asked = [sum(bits[part] for part in parts) for parts in whole]
+        # By whether a part has letters only, because such parts match none of the others.
+        self._bits = {
+            kind: {part: bit for part, bit in bits.items() if part.isalpha() is kind} for kind in (True, False)
+        }
+        self._answered: dict[str, int] = {}  # the parts that match a word of a text, as bits
+        self._shares: dict[int, float] = {}  # by the parts that match a text
 
     def of(self, text: str) -> float:
         """Return the share of the asked words that `text` contains, from 0 to 1; 0 if no words were asked. A word of
         several parts (M-4711) counts only if all its parts are present."""
         if not self._asked:
             return 0.0
-        there: set[str] = set()
+        there = 0
         for word in parts_of(text):
             found = self._answered.get(word)
             if found is None:
-                found = self._answered[word] = frozenset(part for part in self._parts if related(part, word))
+                alike = self._bits[word.isalpha()].items()
+                found = self._answered[word] = sum(bit for part, bit in alike if related(part, word))
             there |= found
-        return sum(parts <= there for parts in self._asked) / len(self._asked)
+        share = self._shares.get(there)
+        if share is None:
+            held = sum(parts & there == parts for parts in self._asked)
+            share = self._shares[there] = held / len(self._asked)
+        return share
 
 
 @lru_cache(maxsize=100_000)

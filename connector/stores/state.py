@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Any, Protocol, TypeVar
 
 from connector.errors import (
@@ -129,13 +130,8 @@ class StateTables:
             rows = query(sql, parameters)
         except UnknownTable:
             return []
-        found = []
         with self.readable("the record of a collection"):
-            for name, table, number, *stamp, aliases, text, synced, epoch, spec, created, retired, highest, id_ in rows:
-                state = json.loads(aliases or "{}"), records.checkpoint_of(text, moment(synced)), epoch, spec
-                times = moment(created), moment(retired)
-                found.append(Collection(name, table, number, ModelStamp(*stamp), *state, *times, highest, id_))
-        return found
+            return [_collection(tuple(row)) for row in rows]
 
     def unknown(self, name: str) -> UnknownCollection:
         return UnknownCollection(f"{self.place} has no collection {name!r}; `sync` creates it")
@@ -147,6 +143,13 @@ class StateTables:
             yield
         except (ValueError, TypeError, KeyError, AttributeError, OverflowError):
             raise self.corrupt(f"{what} cannot be read") from None
+
+
+@lru_cache
+def _collection(row: tuple[Any, ...]) -> Collection:
+    name, table, number, *stamp, aliases, text, synced, epoch, spec, created, retired, highest, id_ = row
+    state = json.loads(aliases or "{}"), records.checkpoint_of(text, moment(synced)), epoch, spec
+    return Collection(name, table, number, ModelStamp(*stamp), *state, moment(created), moment(retired), highest, id_)
 
 
 def moment(value: datetime | float | None) -> datetime | None:

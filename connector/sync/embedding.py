@@ -36,6 +36,7 @@ class TextEmbedder:
         for key in known:
             del fresh[key]
         embedded: dict[bytes, Vector] = {}
+        vectors = np.empty((0, self._embedder.dimension), np.float32)
         left = fresh
         with self._clock("embed", len(fresh)):
             while left:
@@ -55,27 +56,33 @@ class TextEmbedder:
                 self.tokens += sum(tokens)
                 break
         if fresh and not embedded:
-            try:
-                # Embed it as a document: query vectors may come from a cache filled before the engine failed.
-                healthy = all(_are_units(self._embedder.embed_documents(["a plain word"])))
-            except TextsNotEmbeddable:
-                healthy = False
-            if not healthy:
-                raise TextsNotEmbeddable(
-                    f"the model gave no finite vector to any of {len(fresh)} texts, nor to a plain word; no row was "
-                    "quarantined. Check the device and the precision: owl-sap doctor",
-                    indices=range(len(fresh)),
-                )
+            self._check_engine(len(fresh))
         for key, vector in embedded.items():
             self._cache.put(key, vector.copy())  # copy: a view would keep the whole window's matrix in memory
         self.embedded += len(embedded)
         self.reused += len(texts) - len(fresh)
+        if len(embedded) == len(keys):  # the usual case: the texts are distinct and new
+            return vectors, [True] * len(keys)
         known |= embedded
         found = np.empty((len(keys), self._embedder.dimension), np.float32)
         for place, key in enumerate(keys):
             if key in known:
                 found[place] = known[key]
         return found, [key in known for key in keys]
+
+    def _check_engine(self, count: int) -> None:
+        """Raise TextsNotEmbeddable unless the engine, which gave no vector to `count` texts, embeds a plain word."""
+        try:
+            # Embed it as a document: query vectors may come from a cache filled before the engine failed.
+            healthy = all(_are_units(self._embedder.embed_documents(["a plain word"])))
+        except TextsNotEmbeddable:
+            healthy = False
+        if not healthy:
+            raise TextsNotEmbeddable(
+                f"the model gave no finite vector to any of {count} texts, nor to a plain word; no row was "
+                "quarantined. Check the device and the precision: owl-sap doctor",
+                indices=range(count),
+            )
 
 
 def _are_units(vectors: Vectors) -> list[bool]:

@@ -168,10 +168,8 @@ class _Pass:
     def _page(self, rows: Sequence[Row], language: str | None) -> None:
         plan, samples = self._plan, self._plan.samples
         documents: dict[str, Document] = {}  # as in a sync: the last row of each key
-        for row in rows:
-            try:
-                document = self._renderer.document(row)
-            except RowRejected:
+        for row, document in zip(rows, self._renderer.documents(rows), strict=True):
+            if isinstance(document, RowRejected):
                 plan.unreadable += 1
                 self._index.mark_seen(self._index.positions([quarantine_id(row.key)]))
                 continue

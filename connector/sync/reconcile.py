@@ -134,6 +134,7 @@ class Run:
         report.read += len(batch.rows)
         gone = list(map(quarantine_id, batch.gone))
         with self._clock("render", len(batch.rows)):
+            ids: Sequence[str]
             ids, rows = self._last_versions(batch.rows)
             index = self._index
             if index is None:
@@ -141,22 +142,26 @@ class Run:
                 index = StoredIndex(self._ends.store.stored(self._lease.collection, wanted))
             positions = index.positions(ids)
             index.mark_seen(positions)
-            changed = self._changed(ids, rows, index, positions)
+            ids, rows = self._changed(ids, rows, index, positions)
         if batch.load is None:
             report.loaded += len(batch.rows)
-        elif changed:  # read these rows whole; a row deleted since its token was read counts as superseded
-            with self._clock("read", len(changed)):
-                found = batch.load([row.key for row in changed.values()])
-            loaded = {id_: row for row in found if (id_ := document_id(row.key)) in changed}
-            report.superseded += len(changed) - len(loaded)
+        elif ids:  # read these rows whole; a row deleted since its token was read counts as superseded
+            with self._clock("read", len(ids)):
+                found = batch.load(keys_of(rows))
+            asked = set(ids)
+            loaded = {id_: row for row in found if (id_ := document_id(row.key)) in asked}
+            report.superseded += len(ids) - len(loaded)
             report.loaded += len(loaded)
-            changed = loaded
-        with self._clock("render", len(changed)):
-            ids, rows = list(changed), list(changed.values())
+            ids, rows = list(loaded), list(loaded.values())
+        with self._clock("render", len(ids)):
             documents = self._renderer.documents(rows, ids)
-            for row, document, position in zip(rows, documents, index.positions(ids).tolist(), strict=True):
+            # The usual case of a first sync: nothing to compare with.
+            fresh = not (self._written or window.documents or self._quarantine)
+            for place, (document, position) in enumerate(zip(documents, index.positions(ids).tolist(), strict=True)):
                 if isinstance(document, RowRejected):
-                    self._reject(row, str(document))
+                    self._reject(rows[place], str(document))
+                elif fresh and position < 0 and document.text:
+                    self._embed(document)
                 else:
                     self._act(document, index, position)
             for id_, position in zip(gone, index.positions(gone).tolist(), strict=True):
@@ -186,8 +191,8 @@ class Run:
 
     def _changed(
         self, ids: Sequence[str], rows: Sequence[Row], index: StoredIndex, positions: NDArray[np.int64]
-    ) -> dict[str, Row]:
-        """Return the rows whose row digest differs from the stored one; only these need rendering."""
+    ) -> tuple[Sequence[str], Sequence[Row]]:
+        """Return the rows whose row digest differs from the stored one, as ids and rows; only these need rendering."""
         if self._feed.trusts_tokens and (positions >= 0).any():
             same = index.same_rows(positions, self._renderer.row_digests(rows))
         else:
@@ -195,7 +200,10 @@ class Run:
         pending = self._window.documents
         if not (self._written or pending or self._quarantine):  # the usual case, without a loop in Python
             self._report.unchanged += int(same.sum())
-            return {ids[place]: rows[place] for place in np.flatnonzero(~same).tolist()}
+            if not same.any():
+                return ids, rows
+            places = np.flatnonzero(~same).tolist()
+            return [ids[place] for place in places], [rows[place] for place in places]
         changed: dict[str, Row] = {}
         for id_, row, position, unchanged in zip(ids, rows, positions.tolist(), same.tolist(), strict=True):
             if id_ in self._written or id_ in pending:
@@ -205,7 +213,11 @@ class Run:
                 self._release(id_)
             elif position >= 0 or not self._skip(id_, row):
                 changed[id_] = row
-        return changed
+        return list(changed), list(changed.values())
+
+    def _embed(self, document: Document) -> None:
+        self._window.documents[document.id] = document
+        self._window.text_bytes += getsizeof(document.text)
 
     def _act(self, document: Document, index: StoredIndex, position: int) -> None:
         id_, report, changes = document.id, self._report, self._window.changes
@@ -215,8 +227,7 @@ class Run:
         action = decide_again(self._written[id_], document) if again else decide(stored, document)
         if action.embeds:
             self._quarantine.pop(id_, None)  # writing the row releases its entry; until then its attempts count
-            self._window.documents[id_] = document
-            self._window.text_bytes += getsizeof(document.text)
+            self._embed(document)
             return
         if action in (Action.METADATA, Action.REHASH):
             changes.metadata_only += rehashed(stored, document)

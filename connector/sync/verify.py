@@ -175,10 +175,8 @@ class _Audit:
 
     def _page(self, rows: Sequence[Row]) -> None:
         documents: dict[str, Document] = {}
-        for row in rows:
-            try:
-                document = self._renderer.document(row)
-            except RowRejected:
+        for row, document in zip(rows, self._renderer.documents(rows), strict=True):
+            if isinstance(document, RowRejected):
                 self._report.quarantined += 1
                 self._quarantined.add(quarantine_id(row.key))
             else:

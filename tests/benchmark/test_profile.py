@@ -40,3 +40,12 @@ def test_a_model_that_is_not_packed_has_no_profile(options: dict[str, object], t
         pytest.raises(ConfigurationError, match=f"path {engine.path} on cpu"),
     ):
         profile.measure(engine, lambda _: None, rounds=1, scale=0.02, threads=1)
+
+
+def test_int8_has_no_profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its parts are not the products that are timed alone."""
+    folder = make_tiny_folder(tmp_path, find_folder("all-MiniLM-L6-v2"))
+    with load_engine(EngineOptions(str(folder), device="cpu", precision="fp32")) as engine:
+        monkeypatch.setattr(engine, "precision", "int8")
+        with pytest.raises(ConfigurationError, match="computed in int8 by the path packed"):
+            profile.measure(engine, lambda _: None, rounds=1, scale=0.02, threads=1)

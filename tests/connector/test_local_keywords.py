@@ -20,7 +20,7 @@ from connector.stores.local import keywords as local_keywords
 from connector.stores.local import search as filter_cache
 from connector.stores.local import store as local
 from connector.stores.local.store import LocalStore
-from connector.stores.words import Word
+from connector.stores.words import LENGTH_SHARE, SATURATION, Word, weight
 
 NAME = "materials"
 QUERY = np.eye(4, dtype=np.float32)[0]
@@ -142,11 +142,11 @@ def test_places_of_frequent_words_are_remembered_within_bounds(store: LocalStore
     first = [store.view(NAME).keyword(text, 200) for text in ("pump hose n7", "hose pump n7")]
     assert asked == ["pump", "hose", "n7", "n7"], "rare words are looked for again"
     assert [hit.id for hit in first[0]] == [hit.id for hit in first[1]]
-    monkeypatch.setattr(local_keywords, "PLACES_REMEMBERED", 1)
+    monkeypatch.setattr(local_keywords, "FREQUENT_REMEMBERED", 2)
     asked.clear()
-    for text in ("valve", "hose", "valve", "hose", "pump", "hose"):
+    for text in ("valve", "hose", "valve", "hose", "pump", "hose", "valve"):
         assert len(found(store, text, 200)) == (200 if text == "pump" else 100)
-    assert asked == ["valve", "hose", "pump", "hose"], "the least recently used go first"
+    assert asked == ["valve", "hose", "pump", "valve"], "the least recently used go first"
     write(store, {}, deleted=("k1", "k3"))
     assert len(found(store, "hose", 200)) == 98
 
@@ -156,6 +156,41 @@ def test_the_best_are_found_below_many_that_a_filter_refuses(store: LocalStore):
     write(store, texts)
     assert [hit.id for hit in store.view(NAME).keyword("pump", 3, {"T": {"$ne": "pump"}})] == ["long"]
     assert [hit.id for hit in store.view(NAME).keyword("pump", 3)] == ["k0000", "k0001", "k0002"], "ties by id"
+
+
+@pytest.mark.parametrize("others", [0, 1, 9])
+def test_rankings_are_those_of_scoring_and_sorting_every_text(store: LocalStore, others: int):
+    """Among `others` rows of another collection for each row."""
+    chosen, vocabulary = random.Random(others), [*"abcdefgh", *(f"w{number}" for number in range(60))]
+    texts = {f"k{chosen.random()}": " ".join(chosen.choices(vocabulary, k=chosen.randint(1, 6))) for _ in range(300)}
+    store.open("other", Model())
+    for number, (id_, text) in enumerate(texts.items()):
+        if number % 20 == 0:
+            write(store, {f"o{number}-{more}": "a b c w1" for more in range(20 * others)}, name="other")
+        write(store, {id_: text})
+    mean = sum(len(text.split()) for text in texts.values()) / len(texts)
+
+    def expected(asked: list[str], ids: list[str]) -> list[tuple[str, float]]:
+        holders = [{id_ for id_, text in texts.items() if word in text.split()} for word in asked]
+        worth = [weight(len(each), len(texts)) for each in holders]
+        scores = dict[str, float]()
+        for id_ in ids:
+            had = [each for each, holder in zip(worth, holders, strict=True) if id_ in holder]
+            length = len(texts[id_].split()) / mean
+            score = sum(had) / (1 + SATURATION * (1 - LENGTH_SHARE + LENGTH_SHARE * length))
+            if had:
+                scores[id_] = score + (sum(worth) if 1 < len(asked) == len(had) else 0)
+        return sorted(scores.items(), key=lambda each: (-round(each[1], 9), each[0]))
+
+    for turn in range(40):
+        asked = chosen.sample(vocabulary, chosen.randint(1, 5))
+        k, some = chosen.choice([1, 5, 40, 400]), chosen.sample(sorted(texts), 150)
+        within = {"T": {"$in": [texts[id_] for id_ in some]}} if turn % 2 else None
+        ids = [id_ for id_ in texts if within is None or texts[id_] in within["T"]["$in"]]
+        hits = store.view(NAME).keyword(" ".join(asked), k, within)
+        best = expected(asked, ids)[:k]
+        assert [hit.id for hit in hits] == [id_ for id_, _ in best], (turn, asked)
+        assert [hit.score for hit in hits] == pytest.approx([score for _, score in best])
 
 
 def test_what_is_remembered_of_texts_is_what_a_new_look_finds(
@@ -185,10 +220,12 @@ def test_keys_remembered_are_those_that_a_new_look_finds(
 ):
     chosen = random.Random(7)
     for turn in range(30):
-        keys = [f'["{chosen.randrange(150)}"]' for _ in range(9)]
+        keys = [
+            f'["{chosen.choice([100, 0])}","{chosen.randrange(150):0{chosen.choice([1, 4, 7])}}"]' for _ in range(9)
+        ]
         write(store, dict.fromkeys(keys[:6], "pump"), tuple(keys[6:]))
         with closing(LocalStore(tmp_path)) as fresh:
-            for number in ("1", "12", "7", "149"):
+            for number in ("1", "12", "7", "149", "012", "0007", "00", "100"):
                 asked = [each.view(NAME).keyed(number, 99) for each in (store, fresh)]
                 with monkeypatch.context() as scanning:
                     scanning.setattr(local_keywords, "HOLDERS", -1)

@@ -6,6 +6,7 @@ import importlib.util
 import os
 import sys
 import threading
+import tracemalloc
 import types
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -335,6 +336,21 @@ def check_without_kernels() -> None:
 def test_without_the_library_numpy_counts(monkeypatch):
     monkeypatch.setitem(sys.modules, "simsimd", None)
     check_without_kernels()
+
+
+@pytest.mark.usefixtures("asked_anew")
+def test_numpy_needs_little_memory_for_each_thread(monkeypatch):
+    monkeypatch.setitem(sys.modules, "simsimd", None)
+    rows = np.ones((scan._PART_ROWS, 384), np.int8)
+    scan._dots(rows[:1], rows[:1])  # imports and finds the BLAS
+    tracemalloc.start()
+    try:
+        products = scan._dots(rows[:1], rows)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert (products == 384).all()
+    assert most < rows.nbytes / 2
 
 
 @pytest.mark.usefixtures("asked_anew")

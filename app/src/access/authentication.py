@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 from concurrent.futures import wait
 from typing import TYPE_CHECKING
 
 from app.src.access.keys import PREFIX, KeyRing
 from app.src.access.principal import ISSUER_AWAY, Principal, Unauthenticated
 from app.src.settings import AccessSettings
+from app.src.settings.model import JwtSettings
 
 if TYPE_CHECKING:
     from app.src.access.tokens import Tokens
 
-_WAIT_SECONDS = 6.0  # one more than `tokens.FETCH_SECONDS`
+_WAIT_SECONDS = JwtSettings.fetch_seconds + 1  # for the whole answer
 
 
 class Authentication:
@@ -68,6 +68,8 @@ class Authentication:
         if keys.due(unknown=principal is None):
             fetched = keys.refresh()  # in the background if the current keys suffice
             if principal is None:
+                import asyncio  # takes 20 ms, and a verb calls no coroutine
+
                 await asyncio.wait((asyncio.wrap_future(fetched),), timeout=_WAIT_SECONDS)
         principal = principal or self._tokens.principal(credential)
         if principal is not None:

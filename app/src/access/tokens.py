@@ -28,7 +28,6 @@ from app.src.access.principal import SCOPES, AccessUnusable, Principal, Unauthen
 from app.src.settings.model import JwtSettings
 
 _log = logging.getLogger(__name__)
-FETCH_SECONDS = 5.0  # for the connection and for each read; a caller waits a second longer for the whole answer
 _MOST_BYTES = 256 << 10
 _MOST_KEYS = 100
 LIFESPAN = 600.0  # seconds after which keys are fetched again, while the cached ones stay valid
@@ -40,7 +39,7 @@ RETRY = 5.0  # the same, while no valid key is cached
 Keys = Mapping[tuple[str, str], jwt.PyJWK]  # by key id and algorithm
 
 
-def download(url: str, seconds: float = FETCH_SECONDS) -> bytes:
+def download(url: str, seconds: float = JwtSettings.fetch_seconds) -> bytes:
     """Return the body that a GET request receives, without redirects and proxies. Raises AccessUnusable."""
     parts = urlsplit(url)
     connect = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection

@@ -19,7 +19,6 @@ from app.src.benchmark.harness import (
     Report,
     Say,
     Work,
-    cores,
     interleaved,
     machine,
     significant,
@@ -30,6 +29,7 @@ from app.src.core.agreement import agreement
 from app.src.core.backends.folder import find_folder
 from app.src.core.engine import Engine
 from app.src.settings import EmbeddingSettings
+from connector.processors import processors
 
 OURS = "ours"
 PAUSE = 0.25  # seconds between turns: thread pools of other engines spin for up to 0.2 s after their work
@@ -52,7 +52,7 @@ def measure(  # noqa: PLR0913 - the options of the verb
     A figure is called "short: onnx / ours"; with `others`, "short: onnx / bf16" for each precision. "their_overlap" is
     each peer's share of the ten nearest in common with the first peer.
     """
-    threads = settings.threads or cores()
+    threads = settings.threads or processors()
     about = {"model": engine.model, "precision": engine.precision, "path": engine.path, "device": engine.profile.name}
     engines = {each.precision if others else OURS: each for each in (engine, *others)}
     report = Report("embed", machine(), about | {"threads": threads, "rounds": rounds, "scale": scale})
@@ -92,10 +92,11 @@ def measure(  # noqa: PLR0913 - the options of the verb
 
             works: dict[str, Work] = {name: partial(ours, own) for name, own in engines.items()}
             done = interleaved(works | {name: partial(theirs, name) for name in processes}, rounds, pause=PAUSE)
-            tokens, vectors = sum(engine.count_tokens(some)), {}
+            tokens, vectors, overlaps = sum(engine.count_tokens(some)), {}, {}
             for name in processes:
                 processes[name].ask("embed", texts=str(file), out=str(place / f"{load}.npy"))
                 vectors[name] = np.load(place / f"{load}.npy")
+                overlaps[name] = significant(agreement(vectors[name], next(iter(vectors.values())))[2])
             for own, each in engines.items():
                 made = each.embed(some)
                 for name in processes:
@@ -113,7 +114,7 @@ def measure(  # noqa: PLR0913 - the options of the verb
                             least_cosine=significant(least, 7),
                             mean_cosine=significant(mean, 7),
                             top_10_overlap=significant(overlap),
-                            their_overlap=significant(agreement(vectors[name], next(iter(vectors.values())))[2]),
+                            their_overlap=overlaps[name],
                         )
                     )
     return report

@@ -24,6 +24,7 @@ import numpy as np
 
 from app.src.core.device import detect
 from connector.errors import ConfigurationError
+from connector.processors import processors
 
 SCATTER = 1.3  # allowed ratio of the largest to the smallest round; above it, other work disturbed the figure
 ROOT = Path(__file__).resolve().parents[3]  # the top of the checkout, or the folder of the installed packages
@@ -179,11 +180,6 @@ def interleaved(works: Mapping[str, Work], rounds: int, *, pause: float = 0.0) -
 # ------------------------------------------------------------------------------------------------------------- machine
 
 
-def cores() -> int:
-    """Return the number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
-
-
 def machine(packages: Sequence[str] = _PACKAGES) -> dict[str, Any]:
     """Return a description of the machine, the commit, and the installed versions of `packages`. `instructions`: those
     of the CPU that matter for embedding (Linux)."""
@@ -192,7 +188,7 @@ def machine(packages: Sequence[str] = _PACKAGES) -> dict[str, Any]:
     about: dict[str, Any] = {
         "cpu": profile.name,
         "instructions": [name for name in _INSTRUCTIONS if name in flags],
-        "cores": cores(),
+        "cores": processors(),
         "memory_bytes": profile.memory_bytes,
         "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),

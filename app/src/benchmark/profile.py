@@ -23,15 +23,15 @@ COLUMNS = ("part", "seconds", "share", "floor_seconds", "share_of_floor")
 
 
 def packed_encoder(engine: Engine) -> PackedEncoder:
-    """Return the encoder of an engine. Raises ConfigurationError if it is not packed or not on a CPU."""
+    """Return the encoder of an engine. Raises ConfigurationError if it is not packed, in int8, or not on a CPU."""
     from app.src.core.backends.torch.packed import PackedEncoder
 
     encoder = getattr(getattr(engine, "_backend", None), "_encoder", None)
-    if isinstance(encoder, PackedEncoder) and engine.profile.kind == "cpu":
+    if isinstance(encoder, PackedEncoder) and engine.profile.kind == "cpu" and engine.precision != "int8":
         return encoder
     raise ConfigurationError(
-        f"{engine.model} is computed by the path {engine.path} on {engine.profile.kind} ({engine.path_reason}); "
-        "--profile needs one engine with the packed path on a CPU"
+        f"{engine.model} is computed in {engine.precision} by the path {engine.path} on {engine.profile.kind} "
+        f"({engine.path_reason}); --profile needs one engine with the packed path on a CPU, not in int8"
     )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -149,26 +148,25 @@ def benchmark_embed(
     """Compare embedding with other engines. Measures speed and agreement of the vectors against sentence-transformers,
     infinity, onnx, onnx-int8 or openvino, on short texts and on texts of very different lengths."""
     from app.src.benchmark import embed as benchmark
-    from app.src.benchmark.harness import cores
     from app.src.benchmark.peers import DEFAULT_FOLDER
+    from connector.processors import processors
 
     if profile and against:
         raise UsageFault("--profile runs no other engine: leave out --against")
     chosen, folder = against or ["sentence-transformers"], peers or DEFAULT_FOLDER
     embedding = read_settings().settings.embedding
-    with opened(read_settings({("embedding", "threads"): embedding.threads or cores()})) as service:
+    with opened(read_settings({("embedding", "threads"): embedding.threads or processors()})) as service:
         output.say(f"loading {embedding.model}")
         engine, embedding = service.parts.engine, service.settings.embedding
         if profile:
             from app.src.benchmark import profile as profiles
 
-            _print_profile(
-                profiles.measure(engine, output.say, rounds=rounds, scale=scale, threads=embedding.threads or cores()),
-                profiles.COLUMNS,
-                json,
-            )
-            return
-        report = benchmark.measure(engine, embedding, chosen, output.say, rounds=rounds, scale=scale, folder=folder)
+            threads = embedding.threads or processors()
+            report = profiles.measure(engine, output.say, rounds=rounds, scale=scale, threads=threads)
+            for load, parts in report.details.items() if not json else ():
+                output.data(parts, f"{load} texts in {engine.precision}", profiles.COLUMNS, json=False, whole=False)
+        else:
+            report = benchmark.measure(engine, embedding, chosen, output.say, rounds=rounds, scale=scale, folder=folder)
     _print_benchmark(report, json)
 
 
@@ -240,13 +238,6 @@ def benchmark_peers(
     for name in environments.chosen(names or ()):
         if not environments.is_made(name, place):
             environments.make(name, place, output.say)
-
-
-def _print_profile(report: BenchmarkReport, columns: Sequence[str], json: bool) -> None:
-    if not json:
-        for load, parts in report.details.items():
-            output.data(parts, f"{load} texts in {report.options['precision']}", columns, json=False, whole=False)
-    _print_benchmark(report, json)
 
 
 def _print_benchmark(report: BenchmarkReport, json: bool) -> None:

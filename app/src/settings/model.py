@@ -218,6 +218,7 @@ class JwtSettings(Section):
     tenant_claim: str | None = setting(None, "where the tenant is; default: the preset's")
     xs_appname: str | None = setting(None, 'xsuaa: name of the application, such as "owl!t1234"')
     leeway: ClassVar[float] = 30.0  # allowed clock difference in seconds
+    fetch_seconds: ClassVar[float] = 5.0  # for the connection and for each read of the keys
 
     @field_validator("jwks_url")
     @classmethod

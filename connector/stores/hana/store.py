@@ -246,13 +246,13 @@ class HanaStore(VectorStore):
             (text, chunk.content_hash, chunk.id, chunk.number)
             for chunk, text in zip(changes.metadata_only, metadata[len(chunks) :], strict=True)
         ]
-        # Use key order, so that two transactions cannot deadlock.
-        replaced = [(id_,) for id_ in sorted({*changes.deleted, *(chunk.id for chunk in chunks)})]
+        replaced = sorted({*changes.deleted, *(chunk.id for chunk in chunks)})
 
         def write(session: Session) -> None:
             """Write all rows. Raises RowRejected without naming the row (`Session.execute_many`)."""
-            sql = f'DELETE FROM {table} WHERE "SRC_KEY" = ?'
-            session.execute_many(sql, replaced, doing="removing what is replaced")
+            for some in portions(replaced):
+                sql = f'DELETE FROM {table} WHERE "SRC_KEY" IN ({", ".join("?" * len(some))})'
+                session.execute(sql, some, doing="removing what is replaced")
             failpoints.reach("mid_upsert")
             sql = (
                 f'INSERT INTO {table} ("VEC_TEXT", "VEC_META", "VEC_VECTOR", "SRC_KEY", "CHUNK_NO", "CONTENT_HASH", '

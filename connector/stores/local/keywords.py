@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import re
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from itertools import islice
 
 import numpy as np
 from numpy.typing import NDArray
 
 from connector.model import Hit
-from connector.stores import filters, records
+from connector.stores import filters
 from connector.stores.local.search import FilterCache, Mark, places_of, read_mark
 from connector.stores.local.sqlite_file import Damaged
 from connector.stores.local.tables import by_ids, hits, only
+from connector.stores.scan import Positions, kth_largest
 from connector.stores.words import LENGTH_SHARE, SATURATION, Word, most_common, weight, words, worth_it
 
 # The statements are built from constants, checked names and placeholders.
@@ -23,54 +25,58 @@ from connector.stores.words import LENGTH_SHARE, SATURATION, Word, most_common, 
 _MOST_WORDS = 2**31 - 1
 
 WORDS_REMEMBERED = 10_000
-TEXTS_REMEMBERED = 4_000_000  # in all cached sets together; 12 bytes per text, and for PLACES_REMEMBERED 16
-PLACES_REMEMBERED = 4  # positions of frequent words, per text
+TEXTS_REMEMBERED = 4_000_000  # in all cached sets together; 12 bytes per text, and for FREQUENT_REMEMBERED 16
+FREQUENT_REMEMBERED = 128  # frequent words, each a bit per text
 HOLDERS = 2_000  # rows whose ids contain a number; more are left to SQLite's scan and sort
+_BETWEEN = re.compile(rb"[\x00-/:-@[-`{-\x7f]+0*")  # two values of an id
+SPARSE = 4  # Words are read from all collections if the file has at most this many times the texts between the ids
 FREQUENT = 100  # a word is frequent if one text in this many contains it
 
 
 @dataclass(frozen=True, slots=True)
 class _Texts:
     """The texts of one collection that a caller may see in a transaction at `mark`: ascending record ids and word
-    counts. `holding`: number of texts that contain a word. `frequent`: positions of the texts with frequent words, the
-    last used last."""
+    counts. `holding`: number of texts that contain a word. `frequent`: a bit for each text, set if it has the word; the
+    last used word last."""
 
     mark: Mark
     ids: NDArray[np.int64]
     lengths: NDArray[np.int32]
     holding: dict[Word, int] = field(default_factory=dict)
-    frequent: dict[Word, NDArray[np.int32]] = field(default_factory=dict)
+    frequent: dict[Word, NDArray[np.uint8]] = field(default_factory=dict)
 
-    def places(self, db: sqlite3.Connection, collection: int, word: Word) -> NDArray[np.signedinteger[Any]]:
-        """Return the positions of texts with the word. Caches those of frequent words, at most PLACES_REMEMBERED per
-        text."""
-        known = self.frequent.pop(word, None)
-        found = holding(db, collection, word, self) if known is None else known
-        if len(found) * FREQUENT > len(self.ids):
-            self.frequent[word] = found.astype(np.int32, copy=False)
-            while sum(map(len, list(self.frequent.values()))) > PLACES_REMEMBERED * len(self.ids):
-                for oldest in list(self.frequent)[:1]:  # other threads may have emptied it
-                    self.frequent.pop(oldest, None)
-        return found
+    def having(self, db: sqlite3.Connection, collection: int, word: Word) -> NDArray[np.uint8]:
+        """Return a bit for each text, set if it has the word. Caches those of frequent words, at most
+        FREQUENT_REMEMBERED."""
+        bits = self.frequent.pop(word, None)
+        if bits is None:
+            there, places = np.zeros(len(self.ids), np.bool_), holding(db, collection, word, self)
+            there[places] = True
+            self.holding[word], bits = len(places), np.packbits(there)
+        if self.holding[word] * FREQUENT > len(self.ids):
+            self.frequent[word] = bits
+            for oldest in list(self.frequent)[:-FREQUENT_REMEMBERED]:
+                self.frequent.pop(oldest, None)  # other threads may have done so
+        return bits
 
-    def scores(self, found: Sequence[NDArray[np.signedinteger[Any]]]) -> NDArray[np.float64]:
-        """Return the BM25 score of each text, given the positions of the texts with each word. A text with all words
-        gets a bonus that puts it above any text without one of them."""
-        held, count = np.zeros(len(self.ids)), np.zeros(len(self.ids), np.int64)
-        weights = [weight(len(places), len(self.ids)) for places in found]
-        for places, worth in zip(found, weights, strict=True):
-            held[places] += worth
-            count[places] += 1
+    def scores(self, found: Mapping[Word, NDArray[np.uint8]]) -> NDArray[np.float64]:
+        """Return the BM25 score of each text, given `having` of each word. A text with all words gets a bonus that puts
+        it above any text without one of them."""
+        texts, worths = len(self.ids), np.zeros(1)  # the sum of the weights for each set of words, by its bits
+        had = np.zeros(texts, np.uint16)  # the words of each text, as bits
+        for place, (word, bits) in enumerate(found.items()):
+            had |= np.left_shift(np.unpackbits(bits, count=texts), place, dtype=np.uint16)
+            worths = np.concatenate([worths, worths + weight(self.holding[word], texts)])
         length = self.lengths / max(float(self.lengths.mean()), 1.0)
-        scores: NDArray[np.float64] = held / (1 + SATURATION * (1 - LENGTH_SHARE + LENGTH_SHARE * length))
+        scores: NDArray[np.float64] = worths.take(had) / (1 + SATURATION * (1 - LENGTH_SHARE + LENGTH_SHARE * length))
         if len(found) > 1:
-            scores[count == len(found)] += sum(weights)
+            scores[had == len(worths) - 1] += worths[-1]
         return scores
 
 
 @dataclass(frozen=True, slots=True)
 class _Keys:
-    """The ids of a collection's rows in UTF-8, each with a line end, joined, and the end and record of each, for a
+    """The `_searchable` ids of a collection's rows, each with a line end, joined, and the end and record of each, for a
     transaction at `mark`. Rows deleted after the tombstone `since` may remain."""
 
     mark: Mark
@@ -80,9 +86,14 @@ class _Keys:
     records: NDArray[np.int64]
 
 
+def _searchable(id_: str) -> bytes:
+    """Return an id in UTF-8, shorter: without leading zeros of its values, and with one quote between two values."""
+    return _BETWEEN.sub(b'"', id_.encode().lstrip(b"0"))
+
+
 def key_holders(db: sqlite3.Connection, cache: FilterCache[_Keys], collection: int, number: str) -> list[int] | None:
-    """Return the first records of the rows whose id contains `number`, and perhaps some of deleted rows; None if there
-    are more than HOLDERS. Cached: later calls only read new rows."""
+    """Return the records of all rows whose id contains `number`, and perhaps of others; None if there are more than
+    HOLDERS. Cached: later calls only read new rows."""
     key, mark, nothing = FilterCache.key(filters.Compiled(), collection), read_mark(db), np.empty(0, np.int64)
     known = cache.get(key)
     if known is None or known.mark != mark:
@@ -91,18 +102,16 @@ def key_holders(db: sqlite3.Connection, cache: FilterCache[_Keys], collection: i
             known = _Keys((0, 0), mark[1], b"", nothing, nothing)
         sql = "SELECT id, document FROM records WHERE collection = ? AND id > ? AND number = 0"
         rows = db.execute(sql, (collection, known.mark[0])).fetchall()
-        lines = [f"{document}\n".encode() for _, document in rows]
+        lines = [_searchable(document) + b"\n" for _, document in rows]
         ends = np.cumsum([len(line) for line in lines], dtype=np.int64) + len(known.joined)
         ids = np.array([id_ for id_, _ in rows], dtype=np.int64)
         joined = b"".join([known.joined, *lines])
         known = _Keys(mark, known.since, joined, np.append(known.ends, ends), np.append(known.records, ids))
         cache.put(key, known, len(known.records), TEXTS_REMEMBERED)
-    found, wanted = list[int](), number.encode()
-    start = known.joined.find(wanted)
-    while 0 <= start < len(known.joined) and len(found) <= HOLDERS:
-        place = int(np.searchsorted(known.ends, start, side="right"))
-        found.append(int(known.records[place]))
-        start = known.joined.find(wanted, int(known.ends[place]))
+    # Two to four times as fast as bytes.find
+    holders = re.finditer(re.escape(_searchable(number)) + b".*\n", known.joined)
+    starts = np.fromiter((holder.start() for holder in islice(holders, HOLDERS + 1)), np.int64)
+    found: list[int] = known.records[np.searchsorted(known.ends, starts, side="right")].tolist()
     return found if len(found) <= HOLDERS else None
 
 
@@ -151,12 +160,16 @@ def visible(
     return texts
 
 
-def holding(db: sqlite3.Connection, collection: int, word: Word, texts: _Texts) -> NDArray[np.int64]:
+def holding(db: sqlite3.Connection, collection: int, word: Word, texts: _Texts) -> Positions:
     """Return the positions of texts with the word. FTS5 gets quoted words of letters, digits and blanks only."""
     phrases = " OR ".join(f'"{phrase}"' for phrase in word.alternatives)
-    match = f'scope : "c{collection:d}" AND text : ({phrases})'
-    rows = db.execute("SELECT rowid FROM keywords WHERE keywords MATCH ?", (match,))
-    return places_of(np.fromiter((id_ for (id_,) in rows), np.int64), texts.ids)
+    first, last = int(texts.ids[0]), int(texts.ids[-1])
+    # `scope` doubles the time, and is needed only where these ids are mostly of other rows.
+    scope = f'scope : "c{collection:d}" AND ' if last - first >= SPARSE * len(texts.ids) else ""
+    # As one text: SQLite's step for each row takes the interpreter lock and most of the time.
+    sql = "SELECT group_concat(rowid) FROM keywords WHERE keywords MATCH ? AND rowid BETWEEN ? AND ?"
+    (ids,) = db.execute(sql, (f"{scope}text : ({phrases})", first, last)).fetchone()
+    return places_of(np.fromstring(ids, np.int64, sep=",") if ids else np.empty(0, np.int64), texts.ids)
 
 
 def search(
@@ -176,26 +189,25 @@ def search(
     count = len(texts.ids)
     if not count:
         return []
-    found = dict[Word, NDArray[np.signedinteger[Any]]]()
+    found = dict[Word, NDArray[np.uint8]]()
     for word in wanted:
         if texts.holding.get(word, 0) <= most_common(count):  # skip words known to be common
-            found[word] = texts.places(db, collection, word)
-            texts.holding[word] = len(found[word])
+            found[word] = texts.having(db, collection, word)
     chosen = [wanted[place] for place in worth_it(wanted, [texts.holding[word] for word in wanted], count)]
-    all_scores = texts.scores([found[word] if word in found else texts.places(db, collection, word) for word in chosen])
-    hit = np.flatnonzero(all_scores)
-    order = hit[np.argsort(-all_scores[hit], kind="stable")]
-    ids, scores = texts.ids[order], all_scores[order]
+    all_scores = texts.scores(
+        {word: found[word] if word in found else texts.having(db, collection, word) for word in chosen}
+    )
     # Read down the ranking until `k` documents pass the filter. A step never splits rows of equal score.
-    best: list[Hit] = []
-    start, step = 0, 2 * k + 16
+    best = dict[str, Hit]()
+    above, read, step, hit = np.inf, 0, 2 * k + 16, int(np.count_nonzero(all_scores))
     sql = "SELECT document, number, id FROM records"
-    while start < len(ids) and len(best) < k:
-        end = min(start + step, len(ids))
-        end = int(np.searchsorted(-scores, -scores[end - 1], side="right"))
-        some = dict(zip(ids[start:end].tolist(), scores[start:end].tolist(), strict=True))
+    while read < hit and len(best) < k:
+        least = kth_largest(all_scores, min(read + step, hit))
+        places = np.flatnonzero((all_scores >= least) & (all_scores < above))
+        some = dict(zip(texts.ids[places].tolist(), all_scores[places].tolist(), strict=True))
         rows = by_ids(db, sql, "id", list(some), only(condition))
-        candidates = [Hit(document, some[id_], "", {}, number, id_) for document, number, id_ in rows]
-        best = records.best_per_document([*best, *candidates], k)
-        start, step = end, step * 4
-    return hits(db, best)
+        for negative, document, number, id_ in sorted((-some[id_], *row, id_) for *row, id_ in rows):
+            if document not in best and len(best) < k:
+                best[document] = Hit(document, -negative, "", {}, number, id_)
+        above, read, step = least, read + len(places), step * 4
+    return hits(db, list(best.values()))

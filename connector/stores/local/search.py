@@ -21,7 +21,7 @@ from connector import cancellation
 from connector.errors import BadFilter
 from connector.model import Filter, Hit, Vectors
 from connector.stores import filters, records
-from connector.stores.local.tables import by_ids, hits, only
+from connector.stores.local.tables import by_ids, only
 from connector.stores.scan import Column, Positions, Ranking, ScanView, SharedScans, VectorScan, exact_scores
 
 SELECTIVE_SHARE = 10  # if a filter matches at most one row in this many, only the matching rows are scored
@@ -245,7 +245,7 @@ class Search:
                 allowed[kept] = True
                 ranking = self._scans.rank(snapshot.view, query, allowed)
             best = self._settle(query, k, ranking, None, len(kept), len(kept))
-        return hits(self._db, best or [])
+        return best or []
 
     def _settle(
         self,
@@ -259,19 +259,20 @@ class Search:
         """Read down the ranking of `rows` rows until `k` documents pass `condition`; None if `limit` rows did not
         suffice. Compute scores exactly from the stored vectors."""
         wanted = k + SPARE
-        sql = "SELECT document, number, id, vector FROM records JOIN vectors ON record = id"
+        sql = "SELECT document, number, id, text, meta, vector FROM records JOIN vectors ON record = id"
         while True:
             chosen, floor = ranking.best(wanted)
             found = list(by_ids(self._db, sql, "id", self._snapshot.ids[chosen].tolist(), only(condition)))
-            vectors, _ = unit_rows([row[3] for row in found], len(query))
+            vectors, _ = unit_rows([row[5] for row in found], len(query))
             scores = exact_scores(vectors, query).tolist()
             candidates = (
-                Hit(document, score, "", {}, number, record)
-                for score, (document, number, record, _) in zip(scores, found, strict=True)
+                Hit(document, score, text, {}, number, record)
+                for score, (document, number, record, text, *_) in zip(scores, found, strict=True)
             )
             best = records.best_per_document(candidates, k)
             if wanted >= rows or (len(best) == k and best[-1].score >= floor):
-                return best
+                described = {row[2]: row[4] for row in found}
+                return [replace(hit, metadata=records.metadata_of(described[hit.record])) for hit in best]
             if wanted >= limit:
                 return None
             wanted = min(wanted * 4, limit)

@@ -50,7 +50,7 @@ from connector.stores.words import as_key_value
 T = TypeVar("T")
 FILE = "vectors.sqlite"
 PAGE = 2000
-GROUP = 64  # rows per statement: fewer rows mean more waits for the interpreter lock, more rows mean long statements
+GROUP = 250  # rows per statement: fewer rows mean more waits for the interpreter lock, more rows mean long statements
 LONGEST_LEASE = 300  # seconds; a lease that ends later was taken before the clock was set back
 DELETE_PAGE = 5000  # records per delete transaction, which bounds how long other writers wait
 TOMBSTONES_KEPT = 50_000  # A reader further behind reloads the collection instead of following its changes
@@ -335,7 +335,7 @@ class LocalView:
             select = "SELECT document, text, meta, number, id FROM records"
             holders = keywords.key_holders(db, self.store._keys, found.id, number)
             if holders is not None:
-                few = by_ids(db, select, "id", holders, (within, parameters))
+                few = [row for row in by_ids(db, select, "id", holders, (within, parameters)) if number in row[0]]
                 rows = sorted(few, key=lambda row: (not any(each in row[0] for each in whole), row[0]))[:count]
             else:
                 sql = (

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sqlite3
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import Any
 
 from connector.model import Hit
@@ -147,4 +146,4 @@ def hits(db: sqlite3.Connection, best: Sequence[Hit]) -> list[Hit]:
     """Return the same hits in the same order, with text and metadata."""
     rows = by_ids(db, "SELECT id, text, meta FROM records", "id", [hit.record for hit in best])
     found = {id_: (text, records.metadata_of(meta)) for id_, text, meta in rows}
-    return [replace(hit, text=found[hit.record][0], metadata=found[hit.record][1]) for hit in best]
+    return [Hit(hit.id, hit.score, *found[hit.record], hit.number, hit.record) for hit in best]

@@ -9,16 +9,24 @@ import hashlib
 import re
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from itertools import chain, pairwise
+from itertools import pairwise
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..device import DeviceProfile
 from ..memory import ModelShape
 from . import Backend, ModelInfo, ModelNotFound, Pause, TokenBatch, Vectors
 
 PREFIX = "hash:"
-_TOKEN = re.compile(r"\w{1,24}|[^\w\s]")
+_LONGEST = 24  # characters of a token
+_TOKEN = re.compile(rf"\w{{1,{_LONGEST}}}|[^\w\s]")
+_SPACE, _WORD, _MARK = range(3)  # kinds of characters: between tokens, in a token, a token of its own
+_KINDS = np.array(  # of the characters of Latin scripts
+    [_SPACE if (char := chr(code)).isspace() else _WORD if re.match(r"\w", char) else _MARK for code in range(0x250)],
+    np.uint8,
+)
 _LEAST, _MOST = 8, 4096
 _MAX_TOKENS = 254
 _PLACES = 4  # coordinates of each feature: more make unrelated texts less similar, fewer are faster
@@ -26,7 +34,7 @@ _WORD_WEIGHT, _TRIGRAM_WEIGHT = 1.0, 0.4
 _VERSION = "1"
 _BLOCK = 32  # texts summed at once, so that they fit the processor's cache
 _REMEMBERED = 16_384  # words whose features are cached
-_Features = tuple[bytes, bytes]  # coordinates as int64, and their values as float64: bytes are joined fastest
+_Features = tuple[bytes, bytes, int]  # coordinates as int64, values as float64 (bytes are joined fastest), and how many
 
 
 class HashingBackend(Backend):
@@ -56,14 +64,33 @@ class HashingBackend(Backend):
             document_prompt=document_prompt,
         )
         self._known: dict[str, _Features] = {}
-        self._blank = next(_features([""], [1.0], dimension, [0, 1]))
+        where, value, _ = next(_features([""], [1.0], dimension, [0, 1]))
+        self._blank = np.bincount(np.frombuffer(where, np.int64), np.frombuffer(value), dimension)
 
     def tokenize(self, texts: Sequence[str]) -> TokenBatch:
-        words = [_TOKEN.findall(text)[:_MAX_TOKENS] for text in texts]
-        joined = [" ".join(each).lower() for each in words]
-        ids = np.frombuffer("".join(joined).encode("utf-32-le", "surrogatepass"), dtype="<i4").astype(np.int32)
-        offsets = np.cumsum([0, *map(len, joined)], dtype=np.intp)
-        return TokenBatch(ids, offsets, np.fromiter(map(len, words), np.intp, len(words)))
+        whole = " ".join([*texts, ""])
+        text = whole.lower()
+        codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype="<i4").astype(np.int32)
+        if len(text) != len(whole) or codes.max(initial=0) >= len(_KINDS):
+            return _tokenized(texts)
+        # _TOKEN on all texts at once: of a run of word characters each 24th begins a token.
+        kinds, places = _KINDS[codes], np.arange(len(codes), dtype=np.int32)
+        word = kinds == _WORD
+        run = np.where(np.append(False, word[:-1]) & word, 0, places)
+        begins = (kinds == _MARK) | word & ((places - np.maximum.accumulate(run)) % _LONGEST == 0)
+        kept, ends = kinds != _SPACE, np.cumsum([len(text) + 1 for text in texts], dtype=np.intp)
+        tokens = np.cumsum(begins)
+        lengths = np.diff(tokens[ends - 1], prepend=0)
+        if lengths.max(initial=0) > _MAX_TOKENS:
+            before = np.repeat(tokens[ends - 1] - lengths, np.diff(ends, prepend=0))
+            kept &= tokens - before <= _MAX_TOKENS
+            lengths, tokens = np.minimum(lengths, _MAX_TOKENS), np.cumsum(begins & kept)
+        # A space follows each token.
+        ids = np.full(int(kept.sum() + lengths.sum()), ord(" "), np.int32)
+        shown = np.flatnonzero(kept)
+        ids[np.arange(len(shown)) + tokens[shown] - 1] = codes[shown]
+        offsets = np.append(0, (np.cumsum(kept) + tokens)[ends - 1])
+        return TokenBatch(ids, offsets, lengths)
 
     def count(self, texts: Sequence[str]) -> list[int]:
         return [len(_TOKEN.findall(text)) for text in texts]
@@ -73,7 +100,7 @@ class HashingBackend(Backend):
 
     def forward(self, batch: TokenBatch, *, exact: bool = False, pause: Pause | None = None) -> Vectors:
         words, dimension = words_of(batch), self.info.dimension
-        needed = set(chain.from_iterable(words))
+        needed = set(words)
         unknown = [word for word in needed if word not in self._known]
         if len(self._known) + len(unknown) > _REMEMBERED:
             self._known, unknown = {}, list(needed)
@@ -90,27 +117,36 @@ class HashingBackend(Backend):
         known = self._known
         known |= zip(unknown, _features(names, weights, dimension, ends), strict=True)
         vectors = np.empty((len(batch), dimension), dtype=np.float32)
+        ends = np.append(0, np.cumsum(batch.lengths)).tolist()
         for start in range(0, len(batch), _BLOCK):
-            texts = [[known[word] for word in text] or [self._blank] for text in words[start : start + _BLOCK]]
+            lengths = batch.lengths[start : start + _BLOCK]
             # A row for each text: the sum of its features at each coordinate, added in order.
-            wheres, values = zip(*chain.from_iterable(texts), strict=True)
-            rows = np.repeat(np.arange(len(texts)) * dimension, list(map(len, texts)))
-            places = np.frombuffer(b"".join(wheres), np.int64) + np.repeat(rows, [len(each) // 8 for each in wheres])
-            sums = np.bincount(places, np.frombuffer(b"".join(values)), len(texts) * dimension)
-            sums = sums.reshape(len(texts), dimension)
-            cancelled = ~sums.any(axis=1)  # all features cancelled out: treat it as an empty text
+            sums: NDArray[Any] = np.zeros((len(lengths), dimension))
+            if some := words[ends[start] : ends[start + len(lengths)]]:
+                wheres, values, sizes = zip(*map(known.__getitem__, some), strict=True)
+                rows = np.repeat(np.arange(len(lengths)) * dimension, lengths)
+                places = np.frombuffer(b"".join(wheres), np.int64) + np.repeat(rows, sizes)
+                sums = np.bincount(places, np.frombuffer(b"".join(values)), sums.size).reshape(sums.shape)
+            cancelled = ~sums.any(axis=1)  # no features, or all of them cancelled out: an empty text
             if cancelled.any():
-                where, value = map(np.frombuffer, self._blank, (np.int64, np.float64))
-                sums[cancelled] = np.bincount(where, value, dimension)
-            vectors[start : start + len(texts)] = sums
+                sums[cancelled] = self._blank
+            vectors[start : start + len(lengths)] = sums
         return vectors
 
 
-def words_of(batch: TokenBatch) -> list[list[str]]:
-    """Return the tokens of each text; NUL becomes an empty token."""
+def words_of(batch: TokenBatch) -> list[str]:
+    """Return the tokens of all texts; NUL becomes an empty token."""
     text = batch.ids.astype("<i4").tobytes().decode("utf-32-le", "surrogatepass")
-    spans = zip(pairwise(batch.offsets.tolist()), batch.lengths.tolist(), strict=True)
-    return [text[start:end].replace("\0", "").split(" ") if length else [] for (start, end), length in spans]
+    return text.replace("\0", "").split(" ")[:-1]
+
+
+def _tokenized(texts: Sequence[str]) -> TokenBatch:
+    """Return the tokens of texts in any script."""
+    words = [_TOKEN.findall(text)[:_MAX_TOKENS] for text in texts]
+    joined = [" ".join([*each, ""]).lower() for each in words]
+    ids = np.frombuffer("".join(joined).encode("utf-32-le", "surrogatepass"), dtype="<i4").astype(np.int32)
+    offsets = np.cumsum([0, *map(len, joined)], dtype=np.intp)
+    return TokenBatch(ids, offsets, np.fromiter(map(len, words), np.intp, len(words)))
 
 
 def _features(
@@ -121,7 +157,7 @@ def _features(
     values = (np.where(drawn & 1, 1.0, -1.0) * np.asarray(weights)[:, None]).tobytes()
     places = ((drawn >> 1).astype(np.int64) % dimension).tobytes()
     for start, end in pairwise(end * _PLACES * 8 for end in ends):
-        yield places[start:end], values[start:end]
+        yield places[start:end], values[start:end], (end - start) // 8
 
 
 @lru_cache(maxsize=32_768)

@@ -12,6 +12,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
+from connector.processors import processors
+
 from ..child_process import Calls, ChildProcess
 from ..tokens import TokenBatch
 
@@ -23,11 +25,6 @@ MOST_WORKERS = 4
 LEAST_TEXTS = 64  # a smaller call, such as a search, is tokenised sooner in this process
 _PARTS = 2  # of a call for each worker: parts take different times
 _SURROGATE = re.compile("[\ud800-\udfff]")
-
-
-def processors() -> int:
-    """Return the number of processors that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def default_workers(kind: str, engines: int = 1) -> int:

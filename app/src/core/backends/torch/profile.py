@@ -22,14 +22,10 @@ Shape = tuple[int, int, int, torch.dtype]  # tokens, width before and after, typ
 
 @dataclass(slots=True)
 class Clock:
-    """Seconds of each part since the last `clear`, and the shape of each product in the order of the calls."""
+    """Seconds of each part, and the shape of each product in the order of the calls."""
 
     seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     products: list[tuple[str, Shape]] = field(default_factory=list)
-
-    def clear(self) -> None:
-        self.seconds.clear()
-        self.products.clear()
 
     def timed(self, part: str, work: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
         def run(*given: Any) -> torch.Tensor:
