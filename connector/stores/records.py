@@ -49,11 +49,12 @@ class ModelStamp:
     dimension: int
 
     @classmethod
-    def of(cls, embedder: Embedder) -> ModelStamp:
-        short = blake2b(embedder.fingerprint.encode(), digest_size=4).hexdigest()
+    def of(cls, embedder: Embedder, fingerprint: str | None = None) -> ModelStamp:
+        """`fingerprint`: another than the embedder's."""
+        identity = (fingerprint or embedder.fingerprint).encode()
+        short = blake2b(identity, digest_size=4).hexdigest()
         name = embedder.model[: 199 - len(short)]
-        fingerprint = blake2b(embedder.fingerprint.encode(), digest_size=32).hexdigest()
-        return cls(f"{name}@{short}", fingerprint, embedder.dimension)
+        return cls(f"{name}@{short}", blake2b(identity, digest_size=32).hexdigest(), embedder.dimension)
 
     def mismatch(self, collection: str, configured: ModelStamp) -> ModelMismatch:
         return ModelMismatch(
