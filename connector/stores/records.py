@@ -49,11 +49,12 @@ class ModelStamp:
     dimension: int
 
     @classmethod
-    def of(cls, embedder: Embedder) -> ModelStamp:
-        short = blake2b(embedder.fingerprint.encode(), digest_size=4).hexdigest()
+    def of(cls, embedder: Embedder, fingerprint: str | None = None) -> ModelStamp:
+        """`fingerprint`: another than the embedder's."""
+        identity = (fingerprint or embedder.fingerprint).encode()
+        short = blake2b(identity, digest_size=4).hexdigest()
         name = embedder.model[: 199 - len(short)]
-        fingerprint = blake2b(embedder.fingerprint.encode(), digest_size=32).hexdigest()
-        return cls(f"{name}@{short}", fingerprint, embedder.dimension)
+        return cls(f"{name}@{short}", blake2b(identity, digest_size=32).hexdigest(), embedder.dimension)
 
     def mismatch(self, collection: str, configured: ModelStamp) -> ModelMismatch:
         return ModelMismatch(
@@ -150,8 +151,7 @@ def fvecs(vectors: Vectors) -> list[bytes]:
     words = np.empty((count, dimension + 1), dtype="<i4")
     words[:, 0] = dimension
     words[:, 1:] = np.ascontiguousarray(vectors, dtype="<f4").view("<i4")
-    data, size = words.tobytes(), 4 * (dimension + 1)
-    return [data[start : start + size] for start in range(0, len(data), size)]
+    return words.view(f"V{words.itemsize * (dimension + 1)}").ravel().tolist()
 
 
 def from_fvecs(data: object, dimension: int) -> NDArray[np.float32] | None:

@@ -104,16 +104,33 @@ single_threaded = _SingleThreadedBlas()
 
 
 class _Cores:
-    """Divides the cores that this process may use between the passes of all its threads."""
+    """Divides the cores that this process may use between the searches of all its threads."""
 
     def __init__(self) -> None:
         self.count = processors()
         self._lock = threading.Lock()
         self._busy = 0
+        self._searches = 0
+
+    @property
+    def share(self) -> int:
+        """Return the cores for each search that runs now, at least one."""
+        return max(1, self.count // max(1, self._searches))
+
+    @contextmanager
+    def searching(self) -> Iterator[None]:
+        """Count one search: others use fewer cores in the block, also while this one does not scan."""
+        with self._lock:
+            self._searches += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._searches -= 1
 
     def each(self, parts: Sequence[_Part], work: Callable[[_Part], None]) -> None:
-        """Call `work` with each part, on this thread and on idle cores, at most one for two parts. Raises the first
-        error after all have ended."""
+        """Call `work` with each part, on this thread and on idle cores of the search's share, at most one for two
+        parts. Raises the first error after all have ended."""
         turns, errors, helpers = iter(parts), list[BaseException](), list[threading.Thread]()
 
         def run() -> None:
@@ -126,7 +143,7 @@ class _Cores:
                 errors.append(error)
 
         with self._lock:
-            used = max(1, min(self.count - self._busy, len(parts) // 2))
+            used = max(1, min(self.share, self.count - self._busy, len(parts) // 2))
             self._busy += used
         try:
             # Not a pool, because its threads would not survive a fork. A start takes a tenth of a part's time.
@@ -146,6 +163,7 @@ class _Cores:
 
 
 _cores = _Cores()
+searching = _cores.searching
 
 
 # ------------------------------------------------------------------------------------------------------------- blocks
@@ -375,10 +393,11 @@ class _Int8View:
             for query, row in zip(asked, lower, strict=True):
                 _bound_below(query, row[some], self.scales[0][some], self.errors[0][some])
 
+        size = _PART_ROWS if _cores.share > 1 else BLOCK_ROWS
         parts = [
-            (BLOCK_ROWS * place + start, block[start : start + _PART_ROWS])
+            (BLOCK_ROWS * place + start, block[start : start + size])
             for place, block in enumerate(self.codes[0])
-            for start in range(0, len(block), _PART_ROWS)
+            for start in range(0, len(block), size)
         ]
         _cores.each(parts, scan)
         if allowed is not None:

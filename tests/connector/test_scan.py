@@ -10,6 +10,7 @@ import tracemalloc
 import types
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 
 import numpy as np
 import pytest
@@ -256,6 +257,23 @@ def test_busy_cores_are_not_used_again():
     cores.each([part] * 4, work)
     assert len(threads) == 2
     assert cores._busy == 0
+
+
+@pytest.mark.parametrize(("searches", "expected"), [(0, 6), (1, 6), (2, 3), (4, 1), (9, 1)])
+def test_searches_that_run_at_once_share_the_cores(searches: int, expected: int):
+    cores, together, threads = scan._Cores(), threading.Barrier(expected), set[int]()
+    cores.count = 6
+
+    def work(_: scan._Part) -> None:
+        together.wait(20)  # breaks unless as many threads work at once
+        threads.add(threading.get_ident())
+
+    with ExitStack() as held:
+        for _ in range(searches):
+            held.enter_context(cores.searching())
+        cores.each([(0, np.empty(0, np.int8))] * (expected * 12), work)
+    assert len(threads) == expected
+    assert (cores._busy, cores.share) == (0, 6)
 
 
 def test_an_error_of_any_thread_ends_the_scan():

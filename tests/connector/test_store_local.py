@@ -40,7 +40,7 @@ from connector.model import (
     Recipe,
     TableRef,
 )
-from connector.stores import filters
+from connector.stores import filters, scan
 from connector.stores.local import search as local_search
 from connector.stores.local import store as local
 from connector.stores.local.search import FILTERS
@@ -604,8 +604,11 @@ def test_every_scan_finds_the_true_best_under_churn(folder, monkeypatch, seed):
         store.close()
 
 
-def test_searches_are_exact_while_another_thread_writes(folder):
-    """Each answer is that of one moment: the best of exactly the rows that one commit left."""
+def test_searches_are_exact_while_another_thread_writes(folder, monkeypatch):
+    """Each answer is that of one moment: the best of exactly the rows that one commit left. Scans use several threads
+    each."""
+    monkeypatch.setattr(scan, "_PART_ROWS", 7)
+    monkeypatch.setattr(scan._cores, "count", 16)
     rounds, rows = 40, 60
     all_vectors = {number: unit(rows, seed=number) for number in range(rounds)}
     done = threading.Event()

@@ -39,6 +39,17 @@ def test_an_entry_is_found_with_its_facts_and_replaced_whole(cache: ArtifactCach
     assert len(list(cache.folder.iterdir())) == 1
 
 
+def test_an_entry_that_was_replaced_or_removed_is_not_read(cache: ArtifactCache) -> None:
+    entry = _put(cache, "old")
+    assert onnx.load_from_string(entry.read()).producer_name == "old"
+    _put(cache, "new")
+    with pytest.raises(DeviceUnavailable, match="was replaced"):
+        entry.read()
+    entry.graph.unlink()
+    with pytest.raises(DeviceUnavailable, match="cannot be read: No such file"):
+        entry.read()
+
+
 @pytest.mark.parametrize("name", sorted(DEPENDS))
 def test_another_dependency_is_another_entry(cache: ArtifactCache, name: str) -> None:
     _put(cache)

@@ -7,6 +7,7 @@ import random
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -29,6 +30,26 @@ def test_values_are_rounded_and_limited() -> None:
     unusable()  # torch's announcement of a removal is made once, there
     x = torch.tensor([[-9.0, -0.6, 0.0, 0.26, 0.24, 999.0]])
     assert quantised(x, (0.5, 10)).tolist() == [[0, 9, 10, 11, 10, 255]]
+
+
+@needs_vnni
+def test_the_self_test_finds_products_without_zero_points_and_forgets_errors(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = int8._Product
+
+    def product(*given: Any) -> Any:
+        made = right(*given)
+        made.scale = made.scale[0], 0
+        return made
+
+    def full(*_: object) -> torch.Tensor:
+        raise RuntimeError("out of memory")
+
+    for name, faulty, said in (("_Product", product, "overflow"), ("quantised", full, "lacks 8-bit")):
+        int8._worst_error.cache_clear()
+        with monkeypatch.context() as patched:
+            patched.setattr(int8, name, faulty)
+            assert said in str(unusable())
+    assert unusable() is None
 
 
 @needs_vnni

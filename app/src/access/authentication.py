@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from concurrent.futures import wait
 from typing import TYPE_CHECKING
 
@@ -69,6 +68,8 @@ class Authentication:
         if keys.due(unknown=principal is None):
             fetched = keys.refresh()  # in the background if the current keys suffice
             if principal is None:
+                import asyncio  # takes 20 ms, and a verb calls no coroutine
+
                 await asyncio.wait((asyncio.wrap_future(fetched),), timeout=_WAIT_SECONDS)
         principal = principal or self._tokens.principal(credential)
         if principal is not None:

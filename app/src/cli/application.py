@@ -147,8 +147,10 @@ def guarded(function: Callable[..., int | None]) -> Callable[..., None]:
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind)
         for name, kind in GLOBAL_OPTIONS.items()
     ]
-    run.__signature__ = signature.replace(parameters=[*signature.parameters.values(), *added])  # type: ignore[attr-defined]
-    run.__annotations__ = {**function.__annotations__, **GLOBAL_OPTIONS}
+    whole = signature.replace(parameters=[*signature.parameters.values(), *added])
+    run.__signature__ = whole  # type: ignore[attr-defined]
+    # Evaluated once: typer would evaluate texts several times.
+    run.__annotations__ = {name: each.annotation for name, each in whole.parameters.items()}
     return run
 
 
@@ -173,8 +175,9 @@ def read_settings(flags: Mapping[tuple[str, ...], Any] | None = None) -> Loaded:
 
 
 @contextmanager
-def opened(loaded: Loaded | None = None) -> Iterator[Service]:
-    """Yield a service with these settings, by default those read without flags."""
+def opened(loaded: Loaded | None = None, *, measured: bool = False) -> Iterator[Service]:
+    """Yield a service with these settings, by default those read without flags. `measured`: its metrics are served."""
+    from app.src.observe.metrics import NoMetrics
     from app.src.service.service import Service
     from connector import failpoints
 
@@ -182,7 +185,7 @@ def opened(loaded: Loaded | None = None) -> Iterator[Service]:
     if loaded.failpoint:
         output.say(f"failpoint {loaded.failpoint} is armed: this process will fail there (for tests only)")
         failpoints.arm(failpoints.hook(loaded.failpoint))
-    service = Service(loaded.settings, file=loaded.file)
+    service = Service(loaded.settings, None if measured else NoMetrics(), file=loaded.file)
     try:
         yield service
     finally:

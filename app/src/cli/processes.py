@@ -42,7 +42,7 @@ def serve(
         output.say(served(url, loaded.settings))
 
     server.refuse_public(api.host, authenticated=loaded.settings.access.configured)
-    with orderly(OK), opened(loaded) as service:
+    with orderly(OK), opened(loaded, measured=True) as service:
         server.serve(service, api.host, api.port, announce)
     leave_behind_what_hangs(OK)
 
@@ -67,7 +67,7 @@ def worker() -> int:
     if not loaded.settings.collections:
         raise UsageFault(no_collections(loaded.file))
     health_.forget(settings.heartbeat)
-    with orderly(OK), opened(loaded) as service, ExitStack() as opening:
+    with orderly(OK), opened(loaded, measured=True) as service, ExitStack() as opening:
         service.jobs.open()  # sets `service.jobs.owner`
         first: dict[str, Any] = {"worker": service.jobs.owner, "collections": len(loaded.settings.collections)}
         if settings.metrics_port is not None:

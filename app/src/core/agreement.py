@@ -67,7 +67,8 @@ def usable(vectors: Vectors) -> NDArray[np.bool_]:
 # The accuracy gate of a quantised model, measured on held-out texts.
 LEAST_TEXTS = 32  # with fewer texts a share of neighbours means little
 LEAST_COSINE = 0.99  # on average, to fp32
-LEAST_OVERLAP = 0.90  # share of fp32's nearest neighbours that are found too
+LEAST_SINGLE = 0.95  # of each text
+LEAST_OVERLAP = 0.93  # share of fp32's nearest neighbours that are found too
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +97,8 @@ def judge(exact: Vectors, candidate: Vectors) -> Verdict:
     missed = []
     if mean < LEAST_COSINE:
         missed.append(f"mean cosine {mean:.4f} is below {LEAST_COSINE:g}")
+    if least < LEAST_SINGLE:
+        missed.append(f"least cosine {least:.4f} is below {LEAST_SINGLE:g}")
     if overlap < LEAST_OVERLAP:
         missed.append(f"overlap of neighbours {overlap:.3f} is below {LEAST_OVERLAP:g}")
     figures = f"cosine to fp32 {mean:.4f} on average, {least:.4f} at the least, {overlap:.3f} of the first {NEIGHBOURS}"

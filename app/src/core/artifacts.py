@@ -40,6 +40,16 @@ class Entry:
     sha256: str
     facts: Mapping[str, Any]
 
+    def read(self) -> bytes:
+        """Return the content. Raises DeviceUnavailable if another process has just replaced or removed it."""
+        try:
+            content = self.graph.read_bytes()
+        except OSError as error:
+            raise DeviceUnavailable(f"{self.graph} cannot be read: {error.strerror}") from error
+        if hashlib.sha256(content).hexdigest() != self.sha256:
+            raise DeviceUnavailable(f"{self.graph} was replaced while it was read: start again")
+        return content
+
 
 def _file(kind: str) -> str:
     return "ranges.safetensors" if kind == RANGES else GRAPH
@@ -88,6 +98,13 @@ class ArtifactCache:
                 if not target.is_dir():
                     raise
         return Entry(target / _file(kind), str(manifest["sha256"]), facts)
+
+    @contextlib.contextmanager
+    def trial(self, kind: str, content: bytes) -> Iterator[Entry]:
+        """Yield an entry that only this process can find, in a temporary folder. Raises as `store`."""
+        with self._writing() as aside:
+            (aside / _file(kind)).write_bytes(content)
+            yield Entry(aside / _file(kind), hashlib.sha256(content).hexdigest(), {})
 
     def engine_folder(self, depends: Dependencies) -> Path:
         """Return a folder in which ONNX Runtime keeps TensorRT's engine. Raises DeviceUnavailable."""

@@ -5,16 +5,18 @@ graphs on a card `onnx_export.serving` continues.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from .agreement import Verdict
 from .artifacts import RANGES, ArtifactCache, Dependencies, Entry
 from .backends import Backend, DeviceUnavailable, ModelUnsupported
 from .backends.folder import check_files, display_name, find_folder, read_folder, sha256_of
 from .backends.hashing import PREFIX as HASHING
-from .backends.torch.backend import Calibration, TorchBackend
+from .backends.torch.backend import Calibration, TorchBackend, computing
 from .device import detect
 
 if TYPE_CHECKING:
@@ -26,7 +28,7 @@ class ModelCalibration(ABC):
 
     kind: ClassVar[str]  # of entries in the cache
     runtime: str
-    key: Dependencies  # of its entry: model and machine
+    key: Dependencies  # of its entry: the model; for a card also the machine
 
     def __init__(self, wanted: EngineOptions, cache: Path) -> None:
         """Find model and device. Raises ModelNotFound, ModelUnsupported, WeightsMismatch; DeviceUnavailable if the
@@ -46,24 +48,36 @@ class ModelCalibration(ABC):
         }
 
     @abstractmethod
-    def measure(self, texts: Sequence[str]) -> tuple[bytes, dict[str, Any]]:
-        """Return the content of an entry, calibrated on these texts, and figures."""
+    def measure(self, texts: Sequence[str], before: Entry | None) -> tuple[bytes, dict[str, Any]]:
+        """Return the content of an entry, calibrated on these texts, and figures. `before`: the accepted entry."""
 
     @abstractmethod
     def load(self, entry: Entry) -> Backend:
         """Load the model in 8 bits, with or without a verdict."""
 
-    def store(self, content: bytes, facts: Mapping[str, Any]) -> Entry:
-        """Write an entry to the cache. Raises DeviceUnavailable if the folder cannot be written."""
-        return self._cache.store(self.kind, self.key, content, facts)
+    def trial(self, content: bytes) -> AbstractContextManager[Entry]:
+        return self._cache.trial(self.kind, content)
 
-    def accepted(self) -> Entry:
-        """Return the entry if it passed the accuracy gate here, else raise DeviceUnavailable."""
+    def current(self) -> Entry | None:
+        """Return the newest entry if it was accepted."""
         entry = self._cache.find(self.kind, self.key)
-        if entry is None or "verdict" not in entry.facts:
-            raise DeviceUnavailable(
-                "this machine (device, versions) has no calibration of this model: run owl-sap calibrate NAME"
-            )
+        return entry if entry is not None and entry.facts["verdict"]["accepted"] else None
+
+    def store(self, content: bytes, report: dict[str, Any], verdict: Verdict) -> None:
+        """Write the entry. An accepted one that it replaces is kept by its digest, because generations may have vectors
+        of it. Raises DeviceUnavailable if the folder cannot be written."""
+        if (before := self.current()) is not None:
+            self._cache.store(self.kind, {**self.key, "digest": before.sha256[:12]}, before.read(), before.facts)
+        self._cache.store(self.kind, self.key, content, {"report": report, "verdict": asdict(verdict)})
+
+    def accepted(self, digest: str = "") -> Entry:
+        """Return the entry, or that with the digest, if it passed the accuracy gate; else raise DeviceUnavailable."""
+        entry = self._cache.find(self.kind, self.key)
+        if digest and (entry is None or not entry.sha256.startswith(digest)):
+            entry = self._cache.find(self.kind, {**self.key, "digest": digest})
+        if entry is None:
+            which = f"calibration int8-{digest}" if digest else "calibration"
+            raise DeviceUnavailable(f"there is no {which} of this model here: run owl-sap calibrate NAME")
         if not entry.facts["verdict"]["accepted"]:
             raise DeviceUnavailable(f"the accuracy gate {entry.facts['verdict']['reason']}")
         return entry
@@ -78,29 +92,31 @@ class CpuCalibration(ModelCalibration):
         """Raises also ModelUnsupported if the packed path cannot compute the model; DeviceUnavailable for a CPU or a
         torch without correct 8-bit products."""
         super().__init__(wanted, cache)
-        import torch
-
         from .backends.torch.architectures import refusal
-        from .backends.torch.int8 import unusable
+        from .backends.torch.int8 import ALGORITHM, unusable
 
         if (why_not := refusal(self.folder)) is not None:
             raise ModelUnsupported(f"model {self.folder.name!r} cannot be computed in int8: {why_not}")
-        if (why_not := unusable()) is not None:
+        if (why_not := computing(wanted, unusable)) is not None:
             raise DeviceUnavailable(why_not)
-        self.key = {**self._model, "cpu": self.profile.name, "torch": torch.__version__}
+        self.key = {**self._model, "algorithm": ALGORITHM}
 
-    def measure(self, texts: Sequence[str]) -> tuple[bytes, dict[str, Any]]:
-        """Return the ranges over these texts, as a safetensors file, and figures."""
-        from safetensors.torch import save
+    def measure(self, texts: Sequence[str], before: Entry | None) -> tuple[bytes, dict[str, Any]]:
+        """Return ranges that cover these texts and those of `before`, as a safetensors file, and figures."""
+        from safetensors.torch import load, save
 
-        from .backends.torch.int8 import observe
+        from .backends.torch.int8 import ALGORITHM, observe, wider
 
-        ranges = observe(self.folder, texts)
-        return save(dict(ranges)), {"texts": len(texts), "int8_share": 1.0, "layers": len(ranges)}
+        ranges = computing(self._wanted, lambda: observe(self.folder, texts))
+        if before is not None:
+            known = load(before.read())
+            ranges = {name: wider(each, known[name]) for name, each in ranges.items()}
+        figures = {"texts": len(texts), "int8_share": 1.0, "layers": len(ranges)}
+        return save(dict(ranges), {"algorithm": str(ALGORITHM)}), figures
 
     def load(self, entry: Entry) -> TorchBackend:
         from safetensors.torch import load
 
         verdict = entry.facts.get("verdict", {"reason": "not judged yet"})
-        found = Calibration(load(entry.graph.read_bytes()), entry.sha256, f"calibrated; {verdict['reason']}")
+        found = Calibration(load(entry.read()), entry.sha256, f"calibrated; {verdict['reason']}")
         return TorchBackend.load(replace(self._wanted, calibration=found))

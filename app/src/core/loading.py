@@ -42,10 +42,10 @@ def load_engine(options: EngineOptions, onnx: GraphOptions | None = None) -> Eng
 
 def _pool(each: Sequence[EngineOptions], onnx: GraphOptions | None) -> EnginePool:
     """Load a model on several devices: in this process if it is large, else on all but the first in child processes."""
-    if each[0].precision == "int8" or (onnx is not None and onnx.enabled):
+    if each[0].precision.startswith("int8") or (onnx is not None and onnx.enabled):
         raise DeviceUnavailable(
-            "int8 and TensorRT use one device, because a calibration belongs to one device: choose another "
-            "[embedding] precision, switch [tensorrt] enabled off, or name one device"
+            "int8 and TensorRT use one device: choose another [embedding] precision, switch [tensorrt] enabled off, or "
+            "name one device"
         )
     from .child import ChildEngine
     from .pool import EnginePool
@@ -83,45 +83,41 @@ def _load(options: EngineOptions, onnx: GraphOptions | None) -> EmbeddingEngine:
         raise
 
 
-def _backend(options: EngineOptions, onnx: GraphOptions | None, limits: MemoryLimits) -> TokenizingBackend:
-    """Load the model in torch, or on a card as a graph if requested; int8 needs a graph there. If no graph can serve,
-    use torch, with precision auto instead of int8; the log and `path_reason` give the reason."""
-    if onnx is None:
-        return TorchBackend.load(options)
-    if detect(options.device).kind == "cpu":
-        return _on_cpu(options, onnx)
-    int8 = options.precision == "int8"
-    if not (onnx.enabled or int8):
-        return TorchBackend.load(options)
-    from .onnx_export.serving import NotAsGraph, load_backend
-
-    try:
-        return load_backend(options, onnx, limits)
-    except NotAsGraph as refused:
-        log.warning("%s is not computed as a graph in ONNX Runtime: %s", options.model, refused)
-        backend = TorchBackend.load(replace(options, precision="auto") if int8 else options)
-        backend.info = replace(backend.info, path_reason=f"no graph, {refused}; {backend.info.path_reason}")
-        return backend
-
-
-def _on_cpu(options: EngineOptions, onnx: GraphOptions) -> TorchBackend:
-    """Load the model on a CPU: in int8 if its calibration passed the accuracy gate and int8 is requested (precision
-    int8, or auto with `enabled`), or auto finds no faster bf16. Otherwise, load it in its float precision."""
+def uses_calibration(options: EngineOptions, onnx: GraphOptions) -> bool:
+    """Return whether a calibrated model is preferred: int8 or [tensorrt] enabled requests it, or, with precision auto
+    on a CPU, bf16 is not faster than fp32."""
     from .backends.torch.linears import bf16_gain
 
-    if options.precision not in ("auto", "int8"):
-        return TorchBackend.load(options)
-    requested = options.precision == "int8" or onnx.enabled
-    if not requested and choose_precision(detect("cpu"), "auto", bf16_gain)[0] != "fp32":
-        return TorchBackend.load(options)
-    from .calibration import CpuCalibration
+    if options.precision == "auto" and not onnx.enabled:
+        profile = detect(options.device)
+        return profile.kind == "cpu" and choose_precision(profile, "auto", bf16_gain)[0] == "fp32"
+    return options.precision == "auto" or options.precision.startswith("int8")
 
+
+def _backend(options: EngineOptions, onnx: GraphOptions | None, limits: MemoryLimits) -> TokenizingBackend:
+    """Load the model as a graph on a card if requested, or in int8 if its calibration passed the accuracy gate. If that
+    cannot be done, use torch in a float precision; the log and `path_reason` give the reason. Raises it instead if the
+    precision names a calibration."""
+    card, precision = detect(options.device).kind == "cuda", options.precision
+    if precision == "float":
+        return TorchBackend.load(replace(options, precision="auto"))
+    if onnx is None or not ((card and onnx.enabled) or uses_calibration(options, onnx)):
+        return TorchBackend.load(options)
     try:
+        if card:
+            from .onnx_export.serving import load_backend
+
+            return load_backend(options, onnx, limits)
+        from .calibration import CpuCalibration
+
         calibration = CpuCalibration(options, onnx.cache)
-        return calibration.load(calibration.accepted())
+        return calibration.load(calibration.accepted(precision.partition("-")[2]))
     except (DeviceUnavailable, ModelUnsupported) as refused:
-        if requested:
-            log.warning("%s is not computed in int8: %s", options.model, refused)
-        backend = TorchBackend.load(replace(options, precision="auto"))
-        backend.info = replace(backend.info, path_reason=f"not in int8: {refused}; {backend.info.path_reason}")
+        if "-" in precision:
+            raise
+        missing = "as a graph in ONNX Runtime" if card else "in int8"
+        if onnx.enabled or precision == "int8":
+            log.warning("%s is not computed %s: %s", options.model, missing, refused)
+        backend = TorchBackend.load(replace(options, precision="auto") if precision == "int8" else options)
+        backend.info = replace(backend.info, path_reason=f"not {missing}: {refused}; {backend.info.path_reason}")
         return backend

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from app.src.service.collections import Collections
-from app.src.service.wiring import EngineEmbedder, Parts
+from app.src.service.wiring import FAMILY, EngineEmbedder, Parts
 from connector.errors import GenerationRefused, ModelMismatch
 from connector.model import CollectionSpec, CollectionStatus, Generation, ModelSource, Recipe
 from connector.stores.records import ModelStamp
@@ -114,11 +114,14 @@ class Generations:
         return self._parts.embedder_for(stored.collection)  # the generation was just dropped: the search detects this
 
     def _model_of(self, name: str, generation: Generation) -> EngineEmbedder:
-        """Return the model of the generation, from its recipe; earlier versions recorded only the model's name."""
+        """Return the model of the generation, from its recipe; earlier versions recorded only the model's name. If
+        the settings now compute another family of vectors, that of the generation is loaded too: float, or int8 by the
+        same calibration."""
         configured, recipe, reasons = self._parts.configured(name), generation.recipe, []
         recorded = ModelSource(re.sub("@[0-9a-f]{8}$", "", generation.model)) if recipe is None else recipe.model
         ours = (recorded.name, recorded.revision) == (configured.name, configured.revision)
         sources = [configured] if ours else [recorded, configured]
+        family = recorded.precision if recorded.precision.startswith("int8-") else "float"
         if ours and _prompts(recorded) != _prompts(configured):  # the settings changed
             query, document = _prompts(recorded)
             sources.append(replace(configured, query_prompt=query, document_prompt=document))
@@ -131,6 +134,10 @@ class Generations:
                 continue
             if is_of(generation, ModelStamp.of(embedder)):
                 return embedder
+            stamp = ModelStamp.of(embedder, FAMILY.sub(family, embedder.fingerprint))
+            if source.precision != family and is_of(generation, stamp):
+                sources.append(replace(source, precision=family))
+                continue
             if _prompts(recorded) == _prompts(source) == (None, None) and any(embedder.engine.prompts.values()):
                 # Earlier versions ignored the prompts of a model's folder.
                 sources.append(replace(source, query_prompt="", document_prompt=""))

@@ -46,6 +46,14 @@ def by_words(share: float) -> float:
     return float(share**_WORDS_POWER)
 
 
+def _quantiles(values: NDArray[np.float64], *shares: float) -> list[float]:
+    """Return the same as numpy.quantile, which imports numpy.ma (20 ms)."""
+    found: list[float] = np.interp(
+        np.array(shares) * (len(values) - 1), np.arange(len(values)), np.sort(values)
+    ).tolist()
+    return found
+
+
 def _logit(share: float) -> float:
     return math.log(share / (1 - share))
 
@@ -63,9 +71,10 @@ class Scale:
         all rows is estimated from the best of a quarter of the sample and of the sample: each fourfold adds as much."""
         best, count = scores.max(axis=0), len(scores)
         if rows > count >= 4:
-            best = best + np.median(best - scores[: count // 4].max(axis=0)) * math.log(rows / count, 4)
-        usual, floor = np.quantile(best, [0.5, _QUANTILE])
-        return cls(float(usual), float(max(floor, usual + _NARROWEST)))
+            (gained,) = _quantiles(best - scores[: count // 4].max(axis=0), 0.5)
+            best = best + gained * math.log(rows / count, 4)
+        usual, floor = _quantiles(best, 0.5, _QUANTILE)
+        return cls(usual, max(floor, usual + _NARROWEST))
 
     def relevance(self, score: float) -> float:
         """Return a logistic function of the score: FLOOR at the floor, _USUAL at the usual score."""

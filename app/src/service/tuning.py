@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,21 +37,39 @@ class Tuning:
         found = sample_texts(spec, parts.source, parts.embedder_for(name), int(texts * HELD_BACK_TOO))
         try:
             from app.src.core.backends.torch.backend import EngineOptions
+            from app.src.core.loading import uses_calibration
             from app.src.core.memory import MemoryLimits
             from app.src.core.onnx_export.optimizer import calibrate
 
             same = "model revision weights_sha256 cache device threads query_prompt document_prompt"
             wanted = EngineOptions(**{key: getattr(embedding, key) for key in same.split()})
             limits = MemoryLimits(embedding.memory_fraction, embedding.reserve_mb << 20)
-            done = calibrate(wanted, parts.graph_options(), limits, name, found)
+            graphs = parts.graph_options()
+            done = calibrate(wanted, graphs, limits, name, found)
+            used = uses_calibration(replace(wanted, precision=embedding.precision), graphs)
         except ImportError as error:
             raise ConfigurationError(
                 f"calibration needs the package {error.name or 'torch'}, which cannot be imported: "
                 f"{install_command('engine')}"
             ) from error
-        unused = done["accepted"] and embedding.precision != "int8" and not parts.settings.tensorrt.enabled
-        notes = ['it serves with precision = "int8"; on a CPU without fast bf16 also with "auto"'] if unused else []
+        notes = self._notes(name, used=used, kept=done["kept"]) if done["accepted"] else []
         return {"collection": name, "model": embedding.model, **done, "notes": notes}
+
+    def _notes(self, name: str, *, used: bool, kept: bool) -> list[str]:
+        """Return what an accepted calibration changes for the collections of this model."""
+        if kept:
+            return ["the earlier calibration passes on these texts too and stays: no vector changes"]
+        if not used:
+            return ['it serves with precision = "int8"; on a CPU without fast bf16 also with "auto"']
+        model = self._parts.configured(name).name
+        blocks = [each for each in self._parts.settings.collections if self._parts.configured(each.name).name == model]
+        synced = ", ".join(each.name for each in blocks if not each.documents)
+        written = ", ".join(each.name for each in blocks if each.documents)
+        notes = [
+            f"the next sync of {synced} builds a generation in int8. Until it is active, a second engine in memory "
+            "serves the present one"
+        ]
+        return notes + [f"{written}, written by clients, stays as it is, with that engine"] * bool(written)
 
     def finetune(
         self,

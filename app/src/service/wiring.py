@@ -4,6 +4,7 @@ cached query vectors."""
 from __future__ import annotations
 
 import logging
+import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
@@ -35,6 +36,9 @@ if TYPE_CHECKING:
     from connector.stores.scan import ScanCopy, VectorScan
 
 _log = logging.getLogger(__name__)
+
+# The family of vectors in an engine's fingerprint; also a precision that loads it.
+FAMILY = re.compile("(?<=/unit/)(float|int8-[0-9a-f]{12})(?=/prompts-|$)")
 
 Part = TypeVar("Part")
 
@@ -73,8 +77,11 @@ class EngineEmbedder:
 
         self.engine = engine
         engine.configure_queue(max_wait=max_wait, watcher=_QueueMetrics())
-        # Pinned by the SHA-256 of the weights, so that exactly this model can be loaded again.
-        self.source = replace(source or ModelSource(engine.model), weights_sha256=engine.weights_sha256)
+        # Pinned by the SHA-256 of the weights, and for int8 of the calibration, so that exactly this model can be
+        # loaded again.
+        source = replace(source or ModelSource(engine.model), weights_sha256=engine.weights_sha256)
+        family = FAMILY.search(engine.fingerprint)
+        self.source = replace(source, precision=family[0]) if family and engine.precision == "int8" else source
         self.dimension = engine.dimension
         self.model = engine.model
         self.fingerprint = engine.fingerprint

@@ -112,7 +112,7 @@ class EmbeddingSettings(Section):
 class TensorRtSettings(Section):
     """INT8 and fp16 engines on a card, through ONNX Runtime and TensorRT."""
 
-    enabled: bool = setting(False, "compute with TensorRT on a card; in INT8 only if the accuracy gate accepted it")
+    enabled: bool = setting(False, "compute with TensorRT on a card; auto takes INT8 that passes the gate, CPUs too")
     workspace_mb: int = setting(4096, "MB of the card that TensorRT may use while it builds an engine", ge=1)
     optimization_level: int = setting(3, "of TensorRT's builder: 0 builds fastest, 5 runs fastest", ge=0, le=5)
 

@@ -39,7 +39,7 @@ from connector.stores.local.search import CollectionIndex, FilterCache, Search, 
 from connector.stores.local.sqlite_file import SqliteFile
 from connector.stores.local.tables import IN_LIMIT, SCHEMA, by_ids, find, only
 from connector.stores.records import SPREAD_FACTOR, SPREAD_MODULUS
-from connector.stores.scan import Int8Scan, VectorScan
+from connector.stores.scan import Int8Scan, VectorScan, searching
 from connector.stores.state import Collection, LeaseTimes, Session, StateTables, changed
 from connector.stores.store import VectorStore
 from connector.stores.words import as_key_value
@@ -321,7 +321,7 @@ class LocalView:
                 snapshot = index.snapshot(db)
                 if snapshot is None:
                     continue  # another thread has loaded a later state: retry
-                with answering(db, condition, where):
+                with answering(db, condition, where), searching():
                     return Search(db, found.id, snapshot, index.scans)(query, k, condition)
 
     def keyword(self, text: str, k: int, where: Filter | None = None) -> list[Hit]:

@@ -50,6 +50,15 @@ def test_a_low_cosine_is_refused_by_name() -> None:
     assert "overlap" in verdict.reason
 
 
+def test_one_text_that_is_far_off_is_refused() -> None:
+    candidate = _vectors()
+    candidate[3] += 0.5 * _vectors(seed=2)[3]
+    verdict = judge(_vectors(), candidate)
+    assert verdict.reason.startswith("refused: least cosine 0.")
+    assert verdict.mean_cosine is not None
+    assert verdict.mean_cosine > 0.999
+
+
 def test_a_high_cosine_does_not_excuse_other_neighbours() -> None:
     """Texts that lie near each other: their vectors are almost those of fp32, their neighbours are not."""
     exact = np.float32(1) + np.float32(0.01) * _vectors()

@@ -1,14 +1,9 @@
-"""Calibration on a CPU: what passes the gate, what is refused, and what an engine then computes. Tests for
-cards run the graph in ONNX Runtime on the CPU, without TensorRT."""
+"""Calibrated graphs for cards, which ONNX Runtime runs on the CPU here, without TensorRT."""
 
 from __future__ import annotations
 
 import errno
-import json
-import logging
-import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,53 +11,21 @@ import numpy as np
 import pytest
 
 from app.src.core import calibration, loading
-from app.src.core.agreement import LEAST_TEXTS
-from app.src.core.backends import ModelUnsupported, OutOfMemory
+from app.src.core.backends import DeviceUnavailable, OutOfMemory
 from app.src.core.backends.folder import Folder
-from app.src.core.backends.torch import int8
 from app.src.core.backends.torch.backend import EngineOptions
-from app.src.core.backends.torch.int8 import observe
-from app.src.core.device import DeviceProfile, DeviceUnavailable, detect
-from app.src.core.engine import Engine
+from app.src.core.device import DeviceProfile
 from app.src.core.loading import load_engine
 from app.src.core.memory import MemoryLimits
 from app.src.core.onnx_export import optimizer, serving
 from app.src.core.onnx_export.graph import build_graph
-from app.src.core.onnx_export.optimizer import (
-    HELD_BACK,
-    MOST_JUDGES,
-    T4GPUConfig,
-    T4TensorRTOptimizer,
-    TooFewTexts,
-    calibrate,
-    divided,
-)
+from app.src.core.onnx_export.optimizer import calibrate
 from app.src.core.onnx_export.serving import CPU, CUDA, GraphOptions, GraphServing
 
 pytest.importorskip("onnxruntime", reason="needs the extra onnx")
 onnx = pytest.importorskip("onnx", reason="needs the extra onnx")
 
 TEXTS = [f"pump {number} leaks at flange {number * 7 % 13}, valve {chr(97 + number % 26)}" for number in range(200)]
-
-
-class Observer:
-    """Measures ranges as it should, then multiplies them: limits that are too narrow spoil every vector."""
-
-    factor = 1.0
-
-    def __init__(self) -> None:
-        self.calls: list[Sequence[str]] = []
-
-    def __call__(self, folder: Folder, texts: Sequence[str]) -> Mapping[str, Any]:
-        self.calls.append(texts)
-        return {name: each * self.factor for name, each in observe(folder, texts).items()}
-
-
-@pytest.fixture
-def observer(monkeypatch: pytest.MonkeyPatch) -> Observer:
-    observer = Observer()
-    monkeypatch.setattr(int8, "observe", observer)
-    return observer
 
 
 @pytest.fixture
@@ -73,166 +36,6 @@ def folder(make_folder: Callable[..., Path]) -> Path:
 @pytest.fixture
 def options(tmp_path: Path) -> GraphOptions:
     return GraphOptions(tmp_path / "cache", enabled=True)
-
-
-def _calibrated(folder: Path | str, options: GraphOptions, texts: Sequence[str] = TEXTS) -> dict[str, Any]:
-    return calibrate(EngineOptions(str(folder), device="cpu"), options, MemoryLimits(), "materials", texts)
-
-
-def _engine(folder: Path, options: GraphOptions, **changed: Any) -> Engine:
-    return load_engine(EngineOptions(str(folder), device="cpu", **changed), options)
-
-
-def test_a_good_graph_is_accepted_and_serves(folder: Path, options: GraphOptions, observer: Observer) -> None:
-    done = _calibrated(folder, options)
-    assert done["accepted"]
-    assert (done["runtime"], done["engine"]) == ("cpu", None)
-    assert done["report"] == {"texts": 160, "int8_share": 1.0, "layers": 8}
-    assert 0.999 < done["verdict"]["mean_cosine"] < 1
-    assert str(options.cache) not in json.dumps(done)
-
-    (learnt,), judged = observer.calls, done["verdict"]["texts"]
-    assert len(learnt) + judged == len(TEXTS)  # none does both
-    for precision in ("auto", "int8"):
-        with _engine(folder, options, precision=precision) as engine:
-            assert (engine.path, engine.precision) == ("packed", "int8")
-            assert "calibrated" in engine.path_reason
-            assert done["reason"] in engine.precision_reason
-            assert np.isfinite(engine.embed(TEXTS[:9])).all()
-            assert "/int8-" in engine.fingerprint
-
-
-def test_a_graph_learns_documents_with_their_prompt_and_serves_both_prompts(
-    folder: Path, options: GraphOptions, observer: Observer
-) -> None:
-    prompts = {"query": "query: ", "passage": "passage: "}
-    (folder / "config_sentence_transformers.json").write_text(json.dumps({"prompts": prompts}))
-    assert _calibrated(folder, options)["accepted"]
-    (learnt,) = observer.calls
-    assert all(text.removeprefix("passage: ") in TEXTS and text.startswith("passage: ") for text in learnt)
-    with _engine(folder, options) as graph, _engine(folder, replace(options, enabled=False), precision="fp32") as exact:
-        assert (graph.path, exact.path, graph.prompts) == ("packed", "packed", exact.prompts)
-        for input_type in exact.prompts:
-            wanted = exact.embed(TEXTS[:9], input_type=input_type)
-            cosines = np.einsum("ij,ij->i", graph.embed(TEXTS[:9], input_type=input_type), wanted)
-            assert cosines.min() > 0.998
-        assert not np.allclose(exact.embed(["oil"], input_type="query"), exact.embed(["oil"]))
-
-
-def test_a_poor_graph_is_refused_and_the_engine_says_so(
-    folder: Path, options: GraphOptions, observer: Observer, caplog: pytest.LogCaptureFixture
-) -> None:
-    observer.factor = 0.02
-    with caplog.at_level(logging.WARNING):
-        done = _calibrated(folder, options)
-    assert not done["accepted"]
-    assert done["reason"].startswith("refused: mean cosine")
-    assert "materials: INT8 was refused" in caplog.text
-    caplog.clear()
-    with caplog.at_level(logging.WARNING), _engine(folder, options) as engine:
-        assert engine.path == "packed"
-        assert engine.precision != "int8"
-        assert engine.path_reason.startswith("not in int8: the accuracy gate refused: mean cosine")
-        assert engine.fingerprint.endswith("/float")
-    assert "is not computed in int8" in caplog.text
-    assert not any(text in caplog.text for text in TEXTS)
-
-
-@pytest.mark.slow
-def test_the_newest_calibration_replaces_the_one_before(
-    folder: Path, options: GraphOptions, observer: Observer
-) -> None:
-    first, again = _calibrated(folder, options), _calibrated(folder, options)
-    assert again["verdict"] == first["verdict"]
-    _calibrated(folder, options, TEXTS[1:])
-    assert len(list(options.cache.glob("ranges-*"))) == 1  # the newest
-
-
-def test_a_damaged_graph_does_not_serve_and_is_made_again(
-    folder: Path, options: GraphOptions, observer: Observer
-) -> None:
-    _calibrated(folder, options)
-    (path,) = options.cache.glob("ranges-*/ranges.safetensors")
-    path.write_bytes(path.read_bytes()[:-1])
-    with _engine(folder, options) as engine:
-        assert engine.precision != "int8"
-    _calibrated(folder, options)
-    with _engine(folder, options) as engine:
-        assert engine.precision == "int8"
-
-
-def test_a_graph_that_came_out_otherwise_is_another_family(
-    folder: Path, options: GraphOptions, observer: Observer
-) -> None:
-    """The same model, on another processor or by another version: vectors that are not for one index."""
-    families = []
-    for texts in (TEXTS, TEXTS[1:]):
-        assert _calibrated(folder, options, texts)["accepted"]
-        with _engine(folder, options) as engine:
-            families.append(engine.fingerprint)
-    assert len(set(families)) == 2
-
-
-def test_what_was_judged_elsewhere_does_not_serve_here(
-    folder: Path, options: GraphOptions, observer: Observer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    _calibrated(folder, options)
-    monkeypatch.setattr("torch.__version__", "2.99.0")
-    with _engine(folder, options) as engine:
-        assert engine.precision != "int8"
-        assert "owl-sap calibrate" in engine.path_reason
-
-
-def test_without_a_calibration_the_engine_says_how_to_get_one(folder: Path, options: GraphOptions) -> None:
-    with _engine(folder, options) as engine:
-        assert engine.path == "packed"
-        assert "no calibration of this model" in engine.path_reason
-
-
-def test_neither_onnx_nor_onnx_runtime_is_needed(
-    folder: Path, options: GraphOptions, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for library in ("onnx", "onnxruntime"):
-        monkeypatch.setitem(sys.modules, library, None)
-    assert _calibrated(folder, options)["accepted"]
-    with _engine(folder, options, precision="int8") as engine:
-        assert engine.precision == "int8"
-
-
-@pytest.mark.parametrize(("gain", "precision"), [(2.0, "bf16"), (0.02, "int8")])
-def test_auto_takes_int8_only_where_bf16_does_not_pay(
-    folder: Path, options: GraphOptions, monkeypatch: pytest.MonkeyPatch, gain: float, precision: str
-) -> None:
-    """[tensorrt] enabled is off by default."""
-    options = replace(options, enabled=False)
-    monkeypatch.setattr("app.src.core.backends.torch.linears.bf16_gain", lambda: gain)
-    with _engine(folder, options) as engine:
-        assert engine.precision == ("bf16" if gain > 1 else "fp32")  # without a calibration
-        assert ("owl-sap calibrate" in engine.path_reason) is (gain < 1)
-    assert _calibrated(folder, options)["accepted"]
-    with _engine(folder, options) as engine:
-        assert engine.precision == precision
-
-
-def test_a_cpu_whose_products_overflow_is_refused(
-    folder: Path, options: GraphOptions, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    assert _calibrated(folder, options)["accepted"]
-    monkeypatch.setattr(int8, "unusable", lambda: "8-bit products overflow on this CPU")
-    with pytest.raises(DeviceUnavailable, match="overflow"):
-        _calibrated(folder, options)
-    with caplog.at_level(logging.WARNING), _engine(folder, options, precision="int8") as engine:
-        assert engine.precision != "int8"
-        assert engine.path_reason.startswith("not in int8: 8-bit products overflow")
-    assert "is not computed in int8" in caplog.text
-
-
-def test_models_without_a_packed_path_are_refused(make_folder: Callable[..., Path], options: GraphOptions) -> None:
-    folder = make_folder(hidden_act="relu")
-    with pytest.raises(ModelUnsupported, match="cannot be computed in int8: its activation is relu"):
-        _calibrated(folder, options)
-    with _engine(folder, options, precision="int8") as engine:
-        assert (engine.path, "its activation is relu" in engine.path_reason) == ("padded", True)
 
 
 @pytest.mark.parametrize("noise", [1e-4, 0.8])
@@ -256,7 +59,7 @@ def test_for_a_card_a_graph_is_calibrated_and_judged(
     monkeypatch.setattr(optimizer, "_learner", lambda *_: graphs)
     with pytest.raises(DeviceUnavailable, match="owl-sap calibrate"):
         graphs.accepted()
-    done = _calibrated(folder, options)
+    done = calibrate(EngineOptions(str(folder), device="cpu"), options, MemoryLimits(), "materials", TEXTS)
     assert done["accepted"] is (noise < 0.1)
     assert done["report"] == {"int8_share": 0.7}
     if not done["accepted"]:
@@ -265,21 +68,6 @@ def test_for_a_card_a_graph_is_calibrated_and_judged(
         return
     info = graphs.load(graphs.accepted()).info
     assert (info.path, info.precision, info.variant.startswith("int8-")) == ("onnx-runtime", "int8", True)
-
-
-@pytest.mark.parametrize(("runtime", "device"), [("tensorrt", "cuda"), ("cuda", "cpu")])
-def test_a_card_without_tensorrt_is_calibrated_on_its_cpu(
-    folder: Path, options: GraphOptions, monkeypatch: pytest.MonkeyPatch, runtime: str, device: str
-) -> None:
-    def found(device: str) -> DeviceProfile:
-        return detect("cpu") if device == "cpu" else DeviceProfile.of_card("Tesla T4")
-
-    for module in (optimizer, calibration):
-        monkeypatch.setattr(module, "detect", found)
-    monkeypatch.setattr(serving, "choose_runtime", lambda *_: (runtime, "reason"))
-    learner = optimizer._learner(EngineOptions(str(folder)), options, MemoryLimits())
-    assert isinstance(learner, GraphServing if device == "cuda" else calibration.CpuCalibration)
-    assert (learner.runtime, learner.profile.kind) == (runtime if device == "cuda" else "cpu", device)
 
 
 class Failing:
@@ -326,43 +114,8 @@ def test_a_card_that_cannot_run_the_graph_stops_no_start(
     if fault == "no space":
         monkeypatch.setattr(Path, "write_bytes", full)
     said = {"no kernels": "no kernel image", "no folder": "cannot be written to", "no space": "No space left"}
-    with _engine(folder, options) as engine:
+    with load_engine(EngineOptions(str(folder), device="cpu"), options) as engine:
         assert engine.path == "packed"
         assert said.get(fault, "does not fit in the device's memory") in engine.path_reason
         assert "/somewhere" not in engine.path_reason
         assert np.isfinite(engine.embed(TEXTS[:3])).all()
-
-
-def test_models_without_layers_are_refused(options: GraphOptions) -> None:
-    with pytest.raises(ModelUnsupported, match="is the test embedder"):
-        _calibrated("hash:64", options)
-
-
-def test_texts_are_divided_without_overlap() -> None:
-    learnt, judges = divided([*TEXTS, *TEXTS, " ", ""])
-    assert not set(learnt) & set(judges)
-    assert [*sorted([*learnt, *judges])] == sorted(TEXTS)
-    assert len(judges) == len(TEXTS) // HELD_BACK
-    learnt, judges = divided([str(number) for number in range(5000)])
-    assert (len(learnt), len(judges)) == (4000, MOST_JUDGES)
-    assert int(judges[-1]) > 4900
-
-
-def test_few_texts_are_refused_before_anything_is_computed() -> None:
-    with pytest.raises(TooFewTexts, match="100 distinct texts are too few"):
-        divided([f"{number % 100}" for number in range(400)])
-    assert len(divided([str(number) for number in range(HELD_BACK * LEAST_TEXTS)])[1]) == LEAST_TEXTS
-
-
-@pytest.mark.slow
-def test_the_guides_configuration_is_taken(folder: Path, tmp_path: Path, observer: Observer) -> None:
-    kept = T4GPUConfig(int8_mode=True, calibration_cache=tmp_path / "kept", optimization_level=4)
-    done = T4TensorRTOptimizer(kept, "cpu").optimize_model_with_calibration(folder, "m", TEXTS)
-    assert done["accepted"]
-    assert len(list((tmp_path / "kept").glob("ranges-*"))) == 1
-    own = T4TensorRTOptimizer(device="cpu")
-    assert own.optimize_model_with_calibration(str(folder), "m", TEXTS)["accepted"]
-    cache = own._options.cache
-    assert cache.is_dir()
-    del own
-    assert not cache.exists()

@@ -1,6 +1,6 @@
 """Calibrate a model on the user's texts, judge it in 8 bits on held-back texts, and cache the result.
 
-On a card with TensorRT this makes a graph and builds its engine; elsewhere it measures ranges for int8 on the CPU. The
+On a card this makes a graph and builds TensorRT's engine; on a CPU it measures ranges for int8. The
 guides call this `T4TensorRTOptimizer`.
 """
 
@@ -18,9 +18,9 @@ from typing import Any
 
 import numpy as np
 
-from ..agreement import LEAST_TEXTS, judge
-from ..backends import Backend, EngineError, Vectors
-from ..backends.hashing import PREFIX as HASHING
+from ..agreement import LEAST_TEXTS, Verdict, judge
+from ..artifacts import Entry
+from ..backends import Backend, DeviceUnavailable, EngineError, Vectors
 from ..backends.torch.backend import EngineOptions, TorchBackend
 from ..calibration import CpuCalibration, ModelCalibration
 from ..device import PRECISIONS, detect
@@ -32,6 +32,7 @@ log = logging.getLogger(__name__)
 
 HELD_BACK = 5  # one text in five is held back to judge the result
 MOST_JUDGES = 400
+QUERIES = 32  # texts of one to three words that judge too, with the prompt of queries
 
 
 class TooFewTexts(EngineError):
@@ -42,6 +43,8 @@ def calibrate(
     wanted: EngineOptions, options: GraphOptions, limits: MemoryLimits, name: str, texts: Sequence[str]
 ) -> dict[str, Any]:
     """Calibrate and judge a model, and return the verdict and figures as JSON. The engine uses it only if `accepted`.
+    `kept`: an earlier calibration passes on these texts too and stays. If it does not, the new ranges on a CPU cover
+    its texts too.
 
     `texts`: about 1,000, similar to those that the model will embed as documents; one in five is held back to judge.
     Building an engine takes minutes. Raises TooFewTexts, ModelNotFound, ModelUnsupported, WeightsMismatch,
@@ -50,22 +53,38 @@ def calibrate(
     learnt, judges = divided(texts)
     started = time.perf_counter()
     learner = _learner(wanted, options, limits)
-    learnt, judges = ([learner.folder.document_prompt + text for text in part] for part in (learnt, judges))
-    content, report = learner.measure(learnt)
-    backend = learner.load(learner.store(content, {"report": report}))
-    engine = backend.info.path_reason if learner.runtime == "tensorrt" else None
-    found = embedded(backend, judges)
+    folder = learner.folder
+    short = (" ".join(text.split()[: 1 + n % 3]) for n, text in enumerate(judges[:: -(-len(judges) // QUERIES)]))
+    judges = [folder.document_prompt + text for text in judges] + [folder.query_prompt + text for text in short]
+    judges = list(dict.fromkeys(judges))
     # The reference is transformers in fp32, so that errors of graphs and of the packed path are found.
     exact = replace(wanted, precision="fp32", device=learner.profile.torch_name, packed=False)
-    verdict = judge(embedded(TorchBackend.load(exact), judges), found)
-    learner.store(content, {"report": report, "verdict": asdict(verdict)})
+    right = embedded(TorchBackend.load(exact), judges)
+
+    def judged(entry: Entry) -> tuple[Verdict, str | None]:
+        backend = learner.load(entry)
+        engine = backend.info.path_reason if learner.runtime == "tensorrt" else None
+        return judge(right, embedded(backend, judges)), engine
+
+    before = learner.current()
+    verdict, engine = (None, None) if before is None else judged(before)
+    kept = verdict is not None and verdict.accepted
+    if verdict is None or before is None or not kept:
+        content, report = learner.measure([folder.document_prompt + text for text in learnt], before)
+        with learner.trial(content) as entry:
+            verdict, engine = judged(entry)
+        if verdict.accepted or before is None:
+            learner.store(content, report, verdict)
+    else:
+        report = before.facts["report"]
     if not verdict.accepted:
         log.warning("%s: INT8 was %s; the float precision stays", name, verdict.reason)
     return {
         "name": name,
         "accepted": verdict.accepted,
         "reason": verdict.reason,
-        "calibrated_on": len(learnt),
+        "kept": kept,
+        "calibrated_on": 0 if kept else len(learnt),
         "verdict": asdict(verdict),
         "report": report,
         "runtime": learner.runtime,
@@ -76,13 +95,12 @@ def calibrate(
 
 
 def _learner(wanted: EngineOptions, options: GraphOptions, limits: MemoryLimits) -> ModelCalibration:
-    if not wanted.model.startswith(HASHING) and detect(wanted.device).kind == "cuda":
-        serving = GraphServing(wanted, options, limits)
-        if serving.runtime == "tensorrt":
-            return serving
-        log.warning("%s; calibrated and judged on the CPU", serving.reason)
-        wanted = replace(wanted, device="cpu")
-    return CpuCalibration(wanted, options.cache)
+    if detect(wanted.device).kind == "cpu":
+        return CpuCalibration(wanted, options.cache)
+    serving = GraphServing(wanted, options, limits)
+    if serving.runtime != "tensorrt":
+        raise DeviceUnavailable(f'{serving.reason}; device = "cpu" calibrates for CPUs')
+    return serving
 
 
 def embedded(backend: Backend, texts: Sequence[str]) -> Vectors:

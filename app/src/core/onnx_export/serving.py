@@ -67,14 +67,15 @@ def load_backend(wanted: EngineOptions, options: GraphOptions, limits: MemoryLim
         if serving.runtime == "cpu":
             raise NotAsGraph(serving.reason)
         refusal = f"precision {wanted.precision} was requested"
-        if wanted.precision in ("auto", "int8"):
+        name, _, digest = wanted.precision.partition("-")
+        if name in ("auto", "int8"):
             try:
-                graph = serving.accepted()
+                graph = serving.accepted(digest)
             except DeviceUnavailable as refused:
                 refusal = f"not in int8: {refused}"
             else:
                 return serving.load(graph)
-        if not options.enabled:
+        if digest or not options.enabled:
             raise NotAsGraph(refusal)
         log.info("%s runs as a float graph; %s", serving.folder.name, refusal)
         return serving.float_backend(wanted.precision, refusal)
@@ -150,15 +151,15 @@ class GraphServing(ModelCalibration):
         self._model = {**self._model, "onnx": _version("onnx")}
         self.key = {**self._model, **self._card}
 
-    def measure(self, texts: Sequence[str]) -> tuple[bytes, dict[str, Any]]:
+    def measure(self, texts: Sequence[str], before: Entry | None) -> tuple[bytes, dict[str, Any]]:
         """Return a graph, calibrated on these texts, and figures."""
         made, report = quantise(self.folder, texts)
         return made.SerializeToString(), dict(report)
 
-    def accepted(self) -> Entry:
+    def accepted(self, digest: str = "") -> Entry:
         if self.runtime == "cuda":
             raise DeviceUnavailable(f"8-bit graphs are not faster on CUDA without TensorRT; {self.reason}")
-        return super().accepted()
+        return super().accepted(digest)
 
     def load(self, entry: Entry) -> OnnxRuntimeBackend:
         """Load an 8-bit graph. The engine's fingerprint contains the graph's hash: another quantiser version or

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,6 +20,7 @@ from ..tokenizing import RustTokenizer, TokenizingBackend
 from .encoders import Encoder, Target, load_encoder, load_exact, trial_batch, words_of
 from .process import (
     TF32,
+    Result,
     device_errors_mapped,
     limited_memory,
     never_free,
@@ -53,11 +54,12 @@ class Calibration:
 class EngineOptions:
     """What to load and how. `model`: a packaged name, a folder, a cached hub id, or, for `load_engine`, hash:N.
 
-    `precision`: auto fp32 tf32 fp16 bf16; `device`: auto cpu cuda cuda:N; for `load_engine` also several of them, or
-    "all" cards. `weights_sha256` and `revision` pin a model that is not packaged. Prompts that are not None replace the
-    model's own. `threads`: torch's CPU threads in each process; None leaves the number as is. `packed` False forces
-    padded batches, for comparison. `graphs`: on a card, replay small batches if measured faster.
-    `experimental_kernels`: on a card, try fused kernels, which no card has run yet; `path_reason` names those that were
+    `precision`: auto fp32 tf32 fp16 bf16; for `load_engine` also int8, float and int8-DIGEST, which names a
+    calibration. `device`: auto cpu cuda cuda:N; for `load_engine` also several of them, or "all" cards.
+    `weights_sha256` and `revision` pin a model that is not packaged. Prompts that are not None replace the model's own.
+    `threads`: torch's CPU threads in each process; None leaves the number as is. `packed` False forces padded batches,
+    for comparison. `graphs`: on a card, replay small batches if measured faster. `experimental_kernels`: on a card, try
+    fused kernels, which no card has run yet; `path_reason` names those that were
     taken. `tokenizer_workers`: processes that tokenise large calls; None: none on a CPU, on a card up to four.
     `engines`: how many engines share this machine's processors; `load_engine` sets it, and `calibration`.
     """
@@ -143,7 +145,7 @@ class TorchBackend(TokenizingBackend):
     @classmethod
     def load(cls, options: EngineOptions) -> TorchBackend:
         """Load a model. Raises ModelNotFound, ModelUnsupported, WeightsMismatch, DeviceUnavailable."""
-        return on_compute_thread(lambda: cls(options), _compute_thread(detect(options.device)))
+        return computing(options, lambda: cls(options))
 
     def forward(self, batch: TokenBatch, *, exact: bool = False, pause: Pause | None = None) -> Vectors:
         if self._downloads is None or (exact and self._exact_on_cpu):
@@ -234,18 +236,27 @@ class TorchBackend(TokenizingBackend):
         return self._exact
 
 
+def computing(options: EngineOptions, work: Callable[[], Result]) -> Result:
+    """Run `work` on the compute thread of the device, with the threads of the options."""
+
+    def run() -> Result:
+        if options.threads is not None:
+            import torch
+
+            torch.set_num_threads(options.threads)
+        return work()
+
+    return on_compute_thread(run, _compute_thread(detect(options.device)))
+
+
 def _compute_thread(profile: DeviceProfile) -> int:
     return profile.index if profile.kind == "cpu" else 0
 
 
 def _target(options: EngineOptions) -> tuple[Target, str]:
-    """Set torch's threads, then choose device and precision; return the target and the reason."""
-    import torch
-
+    """Choose device and precision; return the target and the reason."""
     from .linears import bf16_gain
 
-    if options.threads is not None:
-        torch.set_num_threads(options.threads)
     profile = detect(options.device)
     if options.calibration is not None:
         return Target(profile, "int8", ranges=options.calibration.ranges), options.calibration.reason

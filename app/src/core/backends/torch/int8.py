@@ -21,13 +21,14 @@ from torch.nn import functional as F
 from ...device import DeviceProfile, choose_precision
 from ...memory import CPU_TOKENS
 from ...tokens import plan_batches
-from .. import DeviceUnavailable, ModelUnsupported, Pause
+from .. import ModelUnsupported, Pause
 from ..folder import Folder
 from ..tokenizing import RustTokenizer
 from .architectures import EncoderWeights, LayerWeights, read
-from .linears import MISSING, AddNorm, Affine, Linear, bf16_gain
+from .linears import MISSING, AddNorm, Affine, Linear, bf16_gain, layer_norm
 from .packed import SHORT, Layer, Layout, PackedEncoder, load_tensors
 
+ALGORITHM = 1  # of ranges and products: vectors of another number are not compared with these
 ALPHA = 0.8  # SmoothQuant's exponent (docs/decisions/0020)
 MARGIN = 1.15  # ranges are widened: texts unlike those of the calibration exceed them
 FAR = 24  # one feed-forward channel in 24 has the coarser scale: 64 of 1,536
@@ -50,8 +51,8 @@ def observe(folder: Folder, texts: Sequence[str]) -> Ranges:
             low, high = torch.aminmax(x, dim=0)
             if not (low + high).isfinite().all():
                 raise ModelUnsupported(f"the activations of layer {name} are not finite, so it cannot be calibrated")
-            before = ranges.get(name, torch.stack([low, high]))
-            ranges[name] = torch.stack([torch.minimum(before[0], low), torch.maximum(before[1], high)])
+            found = torch.stack([low, high])
+            ranges[name] = wider(found, ranges.get(name, found))
             return part(x)
 
         return apply
@@ -66,10 +67,13 @@ def observe(folder: Folder, texts: Sequence[str]) -> Ranges:
     return {name: each * MARGIN for name, each in ranges.items()}
 
 
+def wider(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """Return ranges that cover both."""
+    return torch.stack([torch.minimum(one[0], other[0]), torch.maximum(one[1], other[1])])
+
+
 def load_int8(folder: Folder, profile: DeviceProfile, ranges: Ranges) -> Int8Encoder:
-    """Load a model in int8. Raises DeviceUnavailable if this CPU or this torch does not compute 8 bits correctly."""
-    if (why_not := unusable()) is not None:
-        raise DeviceUnavailable(why_not)
+    """Load a model in int8, on a CPU that is not `unusable`."""
     weights = read(folder, load_tensors(folder, torch.device("cpu"), torch.float32, widen_words=False))
     return Int8Encoder(weights, folder, profile, ranges)
 
@@ -82,7 +86,7 @@ class Int8Encoder(PackedEncoder):
         layers, epsilon = weights.layers, weights.epsilon
         smooth = [_factors(ranges[f"{at}/{PARTS[0]}"], layer.query_key_value) for at, layer in enumerate(layers)]
         smooth.append(torch.ones_like(smooth[0]))  # the pooling gets plain vectors
-        self._norm = _norm(weights.embedding_norm, smooth[0], epsilon)
+        self._norm = layer_norm(_times(weights.embedding_norm, smooth[0]), epsilon)
         self._long = torch.bfloat16 if choose_precision(profile, "auto", bf16_gain)[0] == "bf16" else torch.float32
         self._joint: list[_Product] = []
         self._layers = [
@@ -148,14 +152,13 @@ def _scale(ranges: torch.Tensor, factors: torch.Tensor | float = 1.0) -> Scale:
     return step, round(-low / step)
 
 
-def _norm(norm: Affine, factors: torch.Tensor, epsilon: float) -> Linear:
-    weight, bias = norm.weight * factors, None if norm.bias is None else norm.bias * factors
-    return lambda x: F.layer_norm(x, weight.shape, weight, bias, epsilon)
+def _times(norm: Affine, factors: torch.Tensor) -> Affine:
+    return Affine(norm.weight * factors, None if norm.bias is None else norm.bias * factors)
 
 
 def _add_norm(norm: Affine, before: torch.Tensor, after: torch.Tensor, epsilon: float) -> AddNorm:
     """Return the sum with a residual that was multiplied by `before`, and the norm, multiplied by `after`."""
-    normed, back = _norm(norm, after, epsilon), 1 / before
+    normed, back = layer_norm(_times(norm, after), epsilon), 1 / before
     return lambda x, residual: normed(x.addcmul_(residual, back))
 
 
@@ -200,27 +203,36 @@ class _Product:
         return y
 
 
-@cache
 def unusable() -> str | None:
-    """Return why 8-bit products cannot be used here, or None. The largest inputs and weights find CPUs whose sums
-    saturate: without VNNI, pairs of products are added in 16 bits (oneDNN, "Nuances of int8 computations")."""
-    generator = torch.Generator().manual_seed(5)
-    x = torch.rand(24, 384, generator=generator)  # not negative: sums of one sign
-    weight = torch.rand(64, 384, generator=generator).round() * 2 - 1
-    weight[::2] = 1
-    layer, scale, out = Affine(weight, torch.linspace(-1, 1, 64)), (1 / 255, 0), (1.0, 0)
+    """Return why 8-bit products cannot be used here, or None."""
     try:
-        with torch.inference_mode(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch announces once that quantize_per_tensor will be removed
-            product, given = _Product(layer, scale), quantised(x, scale)
-            wanted = F.linear(given / 255, weight, layer.bias)
-            results = (
-                (product(given), wanted, 1e-3),
-                (product.added(given, torch.ones_like(wanted)), wanted + 1, 1e-3),
-                (product.gelu(given, out).float(), F.gelu(wanted).round().clamp(0, 255), 1.0),
-            )
-            worst = max(float((found - right).abs().max()) / allowed for found, right, allowed in results)
+        worst = _worst_error()
     except MISSING as error:
         said = str(error).partition("\n")[0][:120]
         return f"this torch {torch.__version__} lacks 8-bit products for CPUs ({said})"
     return None if worst <= 1 else "8-bit products overflow on this CPU, which has no VNNI instructions; use auto"
+
+
+@cache
+def _worst_error() -> float:
+    """Return the largest error of 8-bit products, as a multiple of the allowed one. The largest inputs and weights find
+    CPUs whose sums saturate: without VNNI, pairs of products are added in 16 bits (oneDNN, "Nuances of int8
+    computations"). One of two input scales has a zero point."""
+    generator = torch.Generator().manual_seed(5)
+    weight = torch.rand(64, 384, generator=generator).round() * 2 - 1
+    weight[::2] = 1
+    layer, worst = Affine(weight, torch.linspace(-1, 1, 64)), 0.0
+    with torch.inference_mode(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch announces once that quantize_per_tensor will be removed
+        for rows, zero in ((24, 0), (8, 128)):
+            scale, out = (1 / 255, zero), (1.0, zero)
+            product = _Product(layer, scale)
+            given = quantised(torch.rand(rows, 384, generator=generator) - zero / 255, scale)
+            wanted = F.linear((given.float() - zero) / 255, weight, layer.bias)
+            results = (
+                (product(given), wanted, 1e-3),
+                (product.added(given, torch.ones_like(wanted)), wanted + 1, 1e-3),
+                (product.gelu(given, out).float(), (F.gelu(wanted).round() + zero).clamp(0, 255), 1.0),
+            )
+            worst = max(worst, *(float((found - right).abs().max()) / allowed for found, right, allowed in results))
+    return worst
