@@ -151,8 +151,7 @@ def fvecs(vectors: Vectors) -> list[bytes]:
     words = np.empty((count, dimension + 1), dtype="<i4")
     words[:, 0] = dimension
     words[:, 1:] = np.ascontiguousarray(vectors, dtype="<f4").view("<i4")
-    data, size = words.tobytes(), 4 * (dimension + 1)
-    return [data[start : start + size] for start in range(0, len(data), size)]
+    return words.view(f"V{words.itemsize * (dimension + 1)}").ravel().tolist()
 
 
 def from_fvecs(data: object, dimension: int) -> NDArray[np.float32] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 
 import pytest
@@ -255,3 +256,33 @@ def test_sys_is_read_only(sql: Sql) -> None:
     assert sql.code("CREATE TABLE SYS.X (A INTEGER)") == 258
     assert sql.code("SELECT NOSUCH FROM SYS.M_DATABASE") == 260
     assert sql.code("SELECT * FROM SYS.NOSUCH") == 259
+
+
+KEYSET = {
+    2: "(A > ? OR (A = ? AND B > ?))",
+    3: "A > ? OR (A = ? AND (B > ? OR (B = ? AND C > ?)))",
+}
+
+
+@pytest.mark.parametrize("width", KEYSET)
+def test_a_page_starts_at_its_key_in_the_index(sql: Sql, width: int) -> None:
+    sql.run("CREATE TABLE K (A NVARCHAR(3), B INTEGER, C INTEGER, PRIMARY KEY (A, B, C))")
+    select = f"SELECT A, B, C FROM K WHERE {KEYSET[width]} ORDER BY A, B, C LIMIT 2"
+    plan = sql.prepare(select).plan.step.sql  # type: ignore[attr-defined]
+    steps = sql.session._connection.execute(f"EXPLAIN QUERY PLAN {plan}", [None] * (2 * width - 1)).fetchall()
+    assert [step[3].split()[0] for step in steps] == ["SEARCH"]
+
+
+@pytest.mark.parametrize("width", KEYSET)
+def test_a_condition_that_looks_like_a_page_keeps_its_meaning(sql: Sql, width: int) -> None:
+    """For all parameters, also NULL and two that differ for one column, also negated."""
+    sql.run("CREATE TABLE K (A INTEGER, B INTEGER, C INTEGER)")
+    values = (None, 1, 2)
+    sql.many("INSERT INTO K VALUES (?,?,?)", [(a, b, c) for a in values for b in values for c in values])
+    for given in itertools.product(values, repeat=2 * width - 1):
+        literal = KEYSET[width]
+        for value in given:
+            literal = literal.replace("?", f"TO_INTEGER({'NULL' if value is None else value})", 1)
+        for form in ("{}", "NOT ({}) AND C = 2"):
+            found = sql.rows(f"SELECT A, B, C FROM K WHERE {form.format(KEYSET[width])} ORDER BY A, B, C", *given)
+            assert found == sql.rows(f"SELECT A, B, C FROM K WHERE {form.format(literal)} ORDER BY A, B, C"), given

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from sqlglot import exp
@@ -29,6 +29,10 @@ _MAX_VIEW_DEPTH = 16
 _POSITION = re.compile("[0-9]{1,9}")
 # Error codes for a table, column, sequence or schema that does not exist
 _GONE = frozenset({259, 260, 313, 362})
+# A comparison of a column with a parameter, without a conversion or collation
+_ABOVE = re.compile(r'\((t\d+\."(?:[^"]|"")+") > (\?\d+)\)')
+_EQUAL = re.compile(r'\((t\d+\."(?:[^"]|"")+") = (\?\d+)\)')
+_LOWEST = "-9e999"  # below every number and text of SQLite
 _CONDITIONS = (exp.Predicate, exp.Connector, exp.Not)
 _SET_OPERATORS: dict[type[exp.Expr], str] = {exp.Union: "UNION", exp.Except: "EXCEPT", exp.Intersect: "INTERSECT"}
 
@@ -90,6 +94,7 @@ def bind_select(binding: Binding, node: exp.Select, parent: Scope | None) -> Sel
         parts.where = expressions.condition(binding, scope, node.args["where"].this)
         if scope.aggregates:
             raise HanaError(275, "aggregate function not allowed in WHERE clause")
+        parts.where = " AND ".join([parts.where, *_starts(scope, node.args["where"].this)])
     group = node.args.get("group")
     parts.groups = [_group_key(binding, scope, key) for key in group.expressions] if group is not None else []
     _bind_items(binding, node, parts)
@@ -119,6 +124,40 @@ def bind_select(binding: Binding, node: exp.Select, parent: Scope | None) -> Sel
             pending.extend(current.iter_expressions())
     parts.limit, parts.offset = _bind_limits(binding, scope, node)
     return parts
+
+
+def _starts(scope: Scope, node: exp.Expr) -> Iterator[str]:
+    """Yield conditions that a WHERE condition implies and that show SQLite where a page starts in an index. From
+    `A > ? OR (A = ? AND B > ?)` alone, SQLite reads every row before the page."""
+    pending = [node]
+    while pending:
+        current = expressions.unwrapped(pending.pop())
+        if isinstance(current, exp.And):
+            pending += [current.expression, current.this]
+        elif len(columns := _lowest(scope, current)) > 1:
+            names, values = zip(*columns, strict=True)
+            yield f"({', '.join(names)}) >= ({', '.join(values)})"
+
+
+def _lowest(scope: Scope, node: exp.Expr) -> list[tuple[str, str]]:
+    """Return columns and values: `node` is true only for rows that are, as a tuple, at or above the values. [] for a
+    condition of another form. The parameters may be NULL, and those of one column may differ."""
+    node = expressions.unwrapped(node)
+    if isinstance(node, exp.GT):
+        found = _ABOVE.fullmatch(scope.trace.get(id(node), ""))
+        return [(found[1], found[2])] if found else []
+    if not isinstance(node, exp.Or):
+        return []
+    first, second = expressions.unwrapped(node.this), expressions.unwrapped(node.expression)
+    if not (isinstance(first, exp.GT) and isinstance(second, exp.And)):
+        return []
+    above, rest = _lowest(scope, first), _lowest(scope, second.expression)
+    equal = _EQUAL.fullmatch(scope.trace.get(id(expressions.unwrapped(second.this)), ""))
+    if not above or not equal or equal[1] != above[0][0] or not rest:
+        return []
+    one, other = above[0][1], equal[2]
+    start = f"coalesce(min({one}, {other}), {_LOWEST})"
+    return [(equal[1], start), *((name, f"iif({one} = {other}, {value}, {_LOWEST})") for name, value in rest)]
 
 
 def _group_key(binding: Binding, scope: Scope, node: exp.Expr) -> str:
