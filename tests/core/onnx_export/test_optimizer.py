@@ -134,3 +134,13 @@ def test_a_card_that_cannot_run_the_graph_stops_no_start(
         assert said.get(fault, "does not fit in the device's memory") in engine.path_reason
         assert "/somewhere" not in engine.path_reason
         assert np.isfinite(engine.embed(TEXTS[:3])).all()
+
+
+def test_a_card_without_tensorrt_is_refused(
+    folder: Path, options: GraphOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for place in (optimizer, calibration):
+        monkeypatch.setattr(place, "detect", lambda _device: DeviceProfile.of_card("Tesla T4"))
+    monkeypatch.setattr("onnxruntime.get_available_providers", lambda: [CUDA, CPU])
+    with pytest.raises(DeviceUnavailable, match=r'without TensorRT.*device = "cpu" calibrates for CPUs'):
+        calibrate(EngineOptions(str(folder)), options, MemoryLimits(), "materials", TEXTS)
