@@ -29,12 +29,12 @@ from app.src.api import errors
 from app.src.api.requests import DirectRoute, Executors, direct
 from app.src.api.search import SearchRequest
 from app.src.core.backends import InputType
-from app.src.core.backends.hashing import words_of
 from app.src.core.queue import EmbeddingQueue
 from app.src.core.tokens import TokenBatch
 from app.src.service.service import Service
 from connector.model import Vectors
 from tests.api.conftest import TableSource, serving, settings_in
+from tests.core.conftest import words_by_text
 
 SEARCH = "/v1/collections/materials/search"
 
@@ -282,7 +282,7 @@ def held(service: Service, monkeypatch: pytest.MonkeyPatch) -> Iterator[Held]:
     begin = service.parts.engine._runner.begin  # type: ignore[attr-defined]
 
     def slow(batch: TokenBatch, *more: Any) -> Any:
-        seen.extend(map(" ".join, words_of(batch)))
+        seen.extend(map(" ".join, words_by_text(batch)))
         assert go.wait(20)
         return begin(batch, *more)
 

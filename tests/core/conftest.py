@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +80,7 @@ class ScriptedBackend(Backend):
     def forward(self, batch: TokenBatch, *, exact: bool = False, pause: Pause | None = None) -> Vectors:
         if self.most_tokens is not None and batch.tokens > self.most_tokens:
             raise OutOfMemory("scripted")
-        self.batches.append(words_of(batch))
+        self.batches.append(words_by_text(batch))
         self.exact_rows += len(batch) * exact
         vectors = np.array(self._inner.forward(batch))
         for row, tokens in enumerate(self.batches[-1]):
@@ -90,6 +91,12 @@ class ScriptedBackend(Backend):
 
     def close(self) -> None:
         self.closed += 1
+
+
+def words_by_text(batch: TokenBatch) -> list[list[str]]:
+    """Return the tokens of each text of a hashing model's batch."""
+    words = iter(words_of(batch))
+    return [list(islice(words, length)) for length in batch.lengths.tolist()]
 
 
 def batches_of(lengths: Sequence[int], budget: int, multiple: int = 8, *, packed: bool = False) -> list[list[int]]:

@@ -16,10 +16,9 @@ from hypothesis import strategies as st
 
 from app.src.core import queue as queue_module
 from app.src.core.backends import DeviceFailed, EngineClosed, NonFinite, OutOfMemory, Running, TokenBatch, Vectors
-from app.src.core.backends.hashing import words_of
 from app.src.core.engine import EmbeddingEngine
 from app.src.core.queue import LANES, BatchRunner, Lane, WorkerDied
-from tests.core.conftest import ScriptedBackend
+from tests.core.conftest import ScriptedBackend, words_by_text
 
 PATIENCE = 20.0
 POISON = "poison"
@@ -48,7 +47,7 @@ class Remote(ScriptedBackend):
         self.sizes.append(len(batch))
         self.events.append(("launch", number))
         self.launched.put(len(batch))
-        if error := self.fail_launch(words_of(batch)):
+        if error := self.fail_launch(words_by_text(batch)):
             raise error
         return Awaited(self, number, batch).result
 
@@ -57,7 +56,7 @@ class Remote(ScriptedBackend):
             assert self._permits.acquire(timeout=PATIENCE), "nobody opened the gate"
         self.events.append(("result", number))
         self.now += self.seconds_per_batch
-        if error := self.fail(words_of(batch)):
+        if error := self.fail(words_by_text(batch)):
             raise error
         return self.forward(batch)
 

@@ -18,10 +18,9 @@ from numpy.typing import NDArray
 from app.src.core import engine as engine_module
 from app.src.core import queue as queue_module
 from app.src.core.backends import DeviceFailed, EngineClosed, NonFinite, OutOfMemory, Pause, TokenBatch, Vectors
-from app.src.core.backends.hashing import words_of
 from app.src.core.engine import EmbeddingEngine
 from app.src.core.queue import LANES, EmbeddingQueue, EngineOverloaded, Lane, Watcher, WorkerDied
-from tests.core.conftest import ScriptedBackend
+from tests.core.conftest import ScriptedBackend, words_by_text
 
 PATIENCE = 20.0
 """Seconds until a test gives up; none of them waits so long when all is well."""
@@ -50,7 +49,7 @@ class Gated(ScriptedBackend):
                 pause()
         self._wait(batch)
         self.now += self.seconds_per_batch
-        if error := self.fail(words_of(batch)):
+        if error := self.fail(words_by_text(batch)):
             raise error
         found = super().forward(batch, exact=exact)
         self.order.append(len(batch))
