@@ -290,7 +290,11 @@ def _cells(row: Row) -> tuple[Value, ...]:
 
 
 def _cells_of(rows: Sequence[Row]) -> Iterable[tuple[Value, ...]]:
-    return rows.cells if isinstance(rows, Page) else map(_cells, rows)
+    """Return the cells of each row in the order of the first row's columns."""
+    if isinstance(rows, Page):
+        return rows.cells
+    names, each = tuple(rows[0].values), (row.values for row in rows)
+    return [row.in_order if isinstance(row, Cells) else tuple([row[name] for name in names]) for row in each]
 
 
 def _as_tagged(value: Any) -> list[str]:

@@ -283,6 +283,14 @@ def test_a_row_becomes_a_document():
     assert not document.empty
 
 
+def test_columns_may_be_in_any_order():
+    other = row(MAKTX="Ventil")
+    rows = [row(), Row(other.key, dict(reversed(other.values.items())))]
+    found = renderer().documents(rows)
+    assert found == [renderer().document(each) for each in rows]
+    assert found[1].text == "Ventil. Kreiselpumpe für Wasser"
+
+
 def test_the_query_asks_for_what_is_needed_and_no_more():
     query = renderer(where="MANDT = '100'").query
     assert query.table == TABLE.ref

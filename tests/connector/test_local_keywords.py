@@ -233,6 +233,36 @@ def test_keys_remembered_are_those_that_a_new_look_finds(
                 assert asked[0] == asked[1] == asked[2], (turn, number)
 
 
+def test_rewritten_rows_count_once(store: LocalStore, monkeypatch: pytest.MonkeyPatch):
+    answers = list[Any]()
+
+    def asked(*given: Any) -> Any:
+        answers.append(holders(*given))
+        return answers[-1]
+
+    holders = local_keywords.key_holders
+    monkeypatch.setattr(local_keywords, "key_holders", asked)
+    monkeypatch.setattr(local_keywords, "HOLDERS", 4)
+    write(
+        store,
+        {f'["12{number}"]': "pump" for number in range(4)} | {f'["{number}"]': "hose" for number in range(40, 60)},
+    )
+    for text in ("valve", "hose", "steel"):
+        assert len(store.view(NAME).keyed("12", 9)) == 4
+        write(store, {'["121"]': text, '["123"]': text})
+    assert [len(each) for each in answers] == [4, 4, 4]
+    assert [hit.text for hit in store.view(NAME).keyed("12", 9)] == ["pump", "steel", "pump", "steel"]
+
+
+def test_keys_are_remembered_within_bounds(store: LocalStore, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(local_keywords, "TEXTS_REMEMBERED", 300)  # 3,600 bytes
+    for name in (NAME, "others"):
+        store.open(name, Model())
+        write(store, {f'["{"x" * 300}{number}"]': "pump" for number in range(10)}, name=name)
+        assert len(store.view(name).keyed("7", 9)) == 1
+        assert len(store._keys) == 1
+
+
 def test_texts_are_remembered_within_bounds(store: LocalStore, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(local_keywords, "TEXTS_REMEMBERED", 25)
     write(store, {f"k{number}": "pump" for number in range(10)})

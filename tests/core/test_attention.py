@@ -75,6 +75,21 @@ def test_windows_are_attention_by_its_definition(lengths: list[int], dtype: torc
     torch.testing.assert_close(found.double(), by_definition(qkv, lengths), rtol=close, atol=close)
 
 
+@pytest.mark.parametrize("length", [250, 8010])
+def test_masks_of_long_texts_are_small(length: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is kept."""
+    masks: list[torch.Tensor] = []
+
+    def attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        masks.append(mask)
+        return value
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", attention)
+    qkv = torch.zeros(2 * length + 16, 3 * WIDTH, dtype=torch.bfloat16)
+    assert packed.windows(qkv, 0, 2, length, HEADS) is not None
+    assert masks[0].untyped_storage().nbytes() <= 4 * length
+
+
 # ---------------------------------------------------------------------------------------------------- what card, which
 
 

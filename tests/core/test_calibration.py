@@ -115,7 +115,7 @@ def test_a_graph_learns_documents_with_their_prompt_and_serves_both_prompts(
         for input_type in exact.prompts:
             wanted = exact.embed(TEXTS[:9], input_type=input_type)
             cosines = np.einsum("ij,ij->i", graph.embed(TEXTS[:9], input_type=input_type), wanted)
-            assert cosines.min() > 0.98
+            assert cosines.min() > 0.998
         assert not np.allclose(exact.embed(["oil"], input_type="query"), exact.embed(["oil"]))
 
 

@@ -120,7 +120,7 @@ def calibrate(
     outcome = "accepted" if found["accepted"] else "REFUSED"
     output.data(found, f"{name}: INT8 {outcome}", _CALIBRATION_COLUMNS, json=json, rows=[shown])
     if not json:
-        stays = "" if found["accepted"] else "; the engine stays on its float precision"
+        stays = "" if found["accepted"] else "; the engine computes as before"
         output.say(f"{name}: {found['reason']}{stays}")
     output.notes(name, found["notes"])
     return OK if found["accepted"] else FAILED

@@ -23,7 +23,7 @@ from .backends import DeviceUnavailable
 
 log = logging.getLogger(__name__)
 
-FORMAT = 3  # version of folder and calibration facts; part of each entry's name
+FORMAT = 4  # version of folder and calibration facts; part of each entry's name
 GRAPH, MANIFEST = "model.onnx", "manifest.json"
 FLOAT, INT8, ENGINE, RANGES = "graph", "int8", "engine", "ranges"  # kinds of entries
 KEPT = 8  # newest entries of each kind and model

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -38,7 +37,7 @@ class ModelCalibration(ABC):
         path = find_folder(wanted.model, wanted.revision, wanted.cache)
         self.folder = read_folder(path, display_name(wanted.model, path), wanted.query_prompt, wanted.document_prompt)
         self.profile = detect(wanted.device)
-        self._wanted, self._cache = wanted, ArtifactCache(cache)
+        self._wanted, self.cache = wanted, ArtifactCache(cache)
         self._weights = check_files(self.folder, wanted.weights_sha256)
         self._model: Dependencies = {
             "model": self._weights,
@@ -55,26 +54,23 @@ class ModelCalibration(ABC):
     def load(self, entry: Entry) -> Backend:
         """Load the model in 8 bits, with or without a verdict."""
 
-    def trial(self, content: bytes) -> AbstractContextManager[Entry]:
-        return self._cache.trial(self.kind, content)
-
     def current(self) -> Entry | None:
         """Return the newest entry if it was accepted."""
-        entry = self._cache.find(self.kind, self.key)
+        entry = self.cache.find(self.kind, self.key)
         return entry if entry is not None and entry.facts["verdict"]["accepted"] else None
 
     def store(self, content: bytes, report: dict[str, Any], verdict: Verdict) -> None:
         """Write the entry. An accepted one that it replaces is kept by its digest, because generations may have vectors
         of it. Raises DeviceUnavailable if the folder cannot be written."""
         if (before := self.current()) is not None:
-            self._cache.store(self.kind, {**self.key, "digest": before.sha256[:12]}, before.read(), before.facts)
-        self._cache.store(self.kind, self.key, content, {"report": report, "verdict": asdict(verdict)})
+            self.cache.store(self.kind, {**self.key, "digest": before.sha256[:12]}, before.read(), before.facts)
+        self.cache.store(self.kind, self.key, content, {"report": report, "verdict": asdict(verdict)})
 
     def accepted(self, digest: str = "") -> Entry:
         """Return the entry, or that with the digest, if it passed the accuracy gate; else raise DeviceUnavailable."""
-        entry = self._cache.find(self.kind, self.key)
+        entry = self.cache.find(self.kind, self.key)
         if digest and (entry is None or not entry.sha256.startswith(digest)):
-            entry = self._cache.find(self.kind, {**self.key, "digest": digest})
+            entry = self.cache.find(self.kind, {**self.key, "digest": digest})
         if entry is None:
             which = f"calibration int8-{digest}" if digest else "calibration"
             raise DeviceUnavailable(f"there is no {which} of this model here: run owl-sap calibrate NAME")

@@ -61,15 +61,11 @@ class Tuning:
             return ["the earlier calibration passes on these texts too and stays: no vector changes"]
         if not used:
             return ['it serves with precision = "int8"; on a CPU without fast bf16 also with "auto"']
-        model = self._parts.configured(name).name
-        blocks = [each for each in self._parts.settings.collections if self._parts.configured(each.name).name == model]
-        synced = ", ".join(each.name for each in blocks if not each.documents)
-        written = ", ".join(each.name for each in blocks if each.documents)
-        notes = [
-            f"the next sync of {synced} builds a generation in int8. Until it is active, a second engine in memory "
-            "serves the present one"
-        ]
-        return notes + [f"{written}, written by clients, stays as it is, with that engine"] * bool(written)
+        model, blocks = self._parts.configured(name).name, self._parts.settings.collections
+        same = [each for each in blocks if self._parts.configured(each.name).name == model]
+        synced, written = (", ".join(each.name for each in same if each.documents is kind) for kind in (False, True))
+        first = f"the next sync of {synced} builds a generation in int8; until it is active, a second engine serves"
+        return [first] + [f"{written}, written by clients, stays as it is, with that engine"] * bool(written)
 
     def finetune(
         self,

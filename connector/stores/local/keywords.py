@@ -25,7 +25,8 @@ from connector.stores.words import LENGTH_SHARE, SATURATION, Word, most_common, 
 _MOST_WORDS = 2**31 - 1
 
 WORDS_REMEMBERED = 10_000
-TEXTS_REMEMBERED = 4_000_000  # in all cached sets together; 12 bytes per text, and for FREQUENT_REMEMBERED 16
+# In all cached sets together: 12 bytes per text, and for FREQUENT_REMEMBERED 16; and apart from these, 12 of keys.
+TEXTS_REMEMBERED, TEXT_BYTES = 4_000_000, 12
 FREQUENT_REMEMBERED = 128  # frequent words, each a bit per text
 HOLDERS = 2_000  # rows whose ids contain a number; more are left to SQLite's scan and sort
 _BETWEEN = re.compile(rb"[\x00-/:-@[-`{-\x7f]+0*")  # two values of an id
@@ -77,10 +78,9 @@ class _Texts:
 @dataclass(frozen=True, slots=True)
 class _Keys:
     """The `_searchable` ids of a collection's rows, each with a line end, joined, and the end and record of each, for a
-    transaction at `mark`. Rows deleted after the tombstone `since` may remain."""
+    transaction at `mark`."""
 
     mark: Mark
-    since: int
     joined: bytes
     ends: NDArray[np.int64]
     records: NDArray[np.int64]
@@ -93,26 +93,38 @@ def _searchable(id_: str) -> bytes:
 
 def key_holders(db: sqlite3.Connection, cache: FilterCache[_Keys], collection: int, number: str) -> list[int] | None:
     """Return the records of all rows whose id contains `number`, and perhaps of others; None if there are more than
-    HOLDERS. Cached: later calls only read new rows."""
+    HOLDERS. Cached: later calls only read new rows and remove deleted ones."""
     key, mark, nothing = FilterCache.key(filters.Compiled(), collection), read_mark(db), np.empty(0, np.int64)
     known = cache.get(key)
     if known is None or known.mark != mark:
-        older = known is not None and known.mark[0] <= mark[0] and known.mark[1] <= mark[1]
-        if known is None or not older or mark[1] - known.since > len(known.records):
-            known = _Keys((0, 0), mark[1], b"", nothing, nothing)
+        gone = None if known is None else _gone(db, collection, known.mark, mark)
+        if known is None or gone is None:
+            known, gone = _Keys((0, 0), b"", nothing, nothing), nothing
+        stay, lengths = ~np.isin(known.records, gone), np.diff(known.ends, prepend=0)
+        cut, whole = known.ends[~stay], memoryview(known.joined)
+        borders = [0, *np.stack([cut - lengths[~stay], cut], axis=1).ravel().tolist(), len(whole)]
+        kept = [whole[start:end] for start, end in zip(borders[::2], borders[1::2], strict=True)]
         sql = "SELECT id, document FROM records WHERE collection = ? AND id > ? AND number = 0"
         rows = db.execute(sql, (collection, known.mark[0])).fetchall()
         lines = [_searchable(document) + b"\n" for _, document in rows]
-        ends = np.cumsum([len(line) for line in lines], dtype=np.int64) + len(known.joined)
-        ids = np.array([id_ for id_, _ in rows], dtype=np.int64)
-        joined = b"".join([known.joined, *lines])
-        known = _Keys(mark, known.since, joined, np.append(known.ends, ends), np.append(known.records, ids))
-        cache.put(key, known, len(known.records), TEXTS_REMEMBERED)
+        lengths = np.append(lengths[stay], np.array([len(line) for line in lines], dtype=np.int64))
+        ids = np.append(known.records[stay], np.array([id_ for id_, _ in rows], dtype=np.int64))
+        known = _Keys(mark, b"".join([*kept, *lines]), np.cumsum(lengths), ids)
+        cache.put(key, known, (len(known.joined) + 16 * len(ids)) // TEXT_BYTES, TEXTS_REMEMBERED)
     # Two to four times as fast as bytes.find
     holders = re.finditer(re.escape(_searchable(number)) + b".*\n", known.joined)
     starts = np.fromiter((holder.start() for holder in islice(holders, HOLDERS + 1)), np.int64)
     found: list[int] = known.records[np.searchsorted(known.ends, starts, side="right")].tolist()
     return found if len(found) <= HOLDERS else None
+
+
+def _gone(db: sqlite3.Connection, collection: int, since: Mark, mark: Mark) -> NDArray[np.int64] | None:
+    """Return the records deleted after `since`, and 0 if metadata changed; None if the tombstones are gone or `since`
+    is newer than the transaction at `mark`."""
+    sql = "SELECT record FROM tombstones WHERE collection = ? AND seq > ?"
+    gone = np.array([id_ for (id_,) in db.execute(sql, (collection, since[1]))], dtype=np.int64)
+    (pruned,) = db.execute("SELECT pruned FROM collections WHERE id = ?", (collection,)).fetchone()
+    return None if since[0] > mark[0] or since[1] > mark[1] or pruned > since[1] else gone
 
 
 def visible(
@@ -126,15 +138,9 @@ def visible(
     known = cache.get(key)
     if known is not None and known.mark == mark and len(known.holding) <= WORDS_REMEMBERED:
         return known
-    gone = np.empty(0, np.int64)
-    if known is not None:
-        sql = "SELECT record FROM tombstones WHERE collection = ? AND seq > ?"
-        gone = np.array([id_ for (id_,) in db.execute(sql, (collection, known.mark[1]))], dtype=np.int64)
-        (pruned,) = db.execute("SELECT pruned FROM collections WHERE id = ?", (collection,)).fetchone()
-        newer = known.mark[0] > mark[0] or known.mark[1] > mark[1]
-        if newer or pruned > known.mark[1] or (compiled.sql and (gone == 0).any()):
-            known = None
-    known = known or _Texts((0, 0), np.empty(0, np.int64), np.empty(0, np.int32))
+    gone = None if known is None else _gone(db, collection, known.mark, mark)
+    if known is None or gone is None or (compiled.sql and (gone == 0).any()):
+        known, gone = _Texts((0, 0), np.empty(0, np.int64), np.empty(0, np.int32)), np.empty(0, np.int64)
     # FTS5 stores the word count of each column in this table, one varint per column; `scope` has one word.
     sql = (
         "SELECT records.id, sz FROM records JOIN keywords_docsize ON keywords_docsize.id = records.id "

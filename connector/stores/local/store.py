@@ -113,8 +113,9 @@ class LocalStore(VectorStore):
     """A store in `folder/vectors.sqlite`, created if absent. Not for network drives: SQLite needs local locks.
 
     Each process needs memory for every collection it searches: 2 bytes x dimension per chunk with the integer scan (0.8
-    GB for a million chunks of 384 dimensions). `scan`: None means `Int8Scan`. `read_only`: the file must exist.
-    Raises StoreCorrupt for a damaged file.
+    GB for a million chunks of 384 dimensions). Words need 28 bytes per chunk, keys their length and 16 bytes; all
+    collections together are limited to 112 MB of words and 48 MB of keys, or to the needs of one. `scan`: None means
+    `Int8Scan`. `read_only`: the file must exist. Raises StoreCorrupt for a damaged file.
     """
 
     kind = "local"

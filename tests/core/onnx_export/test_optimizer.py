@@ -70,6 +70,21 @@ def test_for_a_card_a_graph_is_calibrated_and_judged(
     assert (info.path, info.precision, info.variant.startswith("int8-")) == ("onnx-runtime", "int8", True)
 
 
+def test_a_card_is_calibrated_only_with_tensorrt(
+    folder: Path, options: GraphOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (optimizer, calibration):
+        monkeypatch.setattr(module, "detect", lambda _device: DeviceProfile.of_card("Tesla T4"))
+    for runtime in ("tensorrt", "cuda", "cpu"):
+        monkeypatch.setattr(serving, "choose_runtime", lambda *_, chosen=runtime: (chosen, "the reason"))
+        if runtime == "tensorrt":
+            learner = optimizer._learner(EngineOptions(str(folder)), options, MemoryLimits())
+            assert (type(learner), learner.runtime) == (GraphServing, runtime)
+        else:
+            with pytest.raises(DeviceUnavailable, match='the reason; device = "cpu"'):
+                optimizer._learner(EngineOptions(str(folder)), options, MemoryLimits())
+
+
 class Failing:
     """A session that is made, but cannot compute."""
 
@@ -119,3 +134,13 @@ def test_a_card_that_cannot_run_the_graph_stops_no_start(
         assert said.get(fault, "does not fit in the device's memory") in engine.path_reason
         assert "/somewhere" not in engine.path_reason
         assert np.isfinite(engine.embed(TEXTS[:3])).all()
+
+
+def test_a_card_without_tensorrt_is_refused(
+    folder: Path, options: GraphOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for place in (optimizer, calibration):
+        monkeypatch.setattr(place, "detect", lambda _device: DeviceProfile.of_card("Tesla T4"))
+    monkeypatch.setattr("onnxruntime.get_available_providers", lambda: [CUDA, CPU])
+    with pytest.raises(DeviceUnavailable, match=r'without TensorRT.*device = "cpu" calibrates for CPUs'):
+        calibrate(EngineOptions(str(folder)), options, MemoryLimits(), "materials", TEXTS)

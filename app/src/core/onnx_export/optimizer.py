@@ -71,14 +71,14 @@ def calibrate(
     kept = verdict is not None and verdict.accepted
     if verdict is None or before is None or not kept:
         content, report = learner.measure([folder.document_prompt + text for text in learnt], before)
-        with learner.trial(content) as entry:
+        with learner.cache.trial(learner.kind, content) as entry:
             verdict, engine = judged(entry)
         if verdict.accepted or before is None:
             learner.store(content, report, verdict)
     else:
         report = before.facts["report"]
     if not verdict.accepted:
-        log.warning("%s: INT8 was %s; the float precision stays", name, verdict.reason)
+        log.warning("%s: INT8 was %s; nothing changes", name, verdict.reason)
     return {
         "name": name,
         "accepted": verdict.accepted,

@@ -176,9 +176,9 @@ class GraphServing(ModelCalibration):
 
     def _float(self, precision: GraphPrecision) -> Entry:
         depends = {**self._model, "precision": precision}
-        graph = self._cache.find(FLOAT, depends)
+        graph = self.cache.find(FLOAT, depends)
         if graph is None:
-            graph = self._cache.store(
+            graph = self.cache.store(
                 FLOAT, depends, build_graph(self.folder, precision=precision).SerializeToString(), {}
             )
         return graph
@@ -239,7 +239,7 @@ class GraphServing(ModelCalibration):
             options[f"trt_profile_{name}_shapes"] = f"{INPUT_IDS}:{size},{ATTENTION_MASK}:{size}"
         depends: Dependencies = {"model": self._weights, "graph": graph.sha256, **self._card, **options}
         while True:
-            folder = self._cache.engine_folder(depends)
+            folder = self.cache.engine_folder(depends)
             options |= {"trt_engine_cache_path": str(folder), "trt_timing_cache_path": str(folder.parent)}
             cached, started = any(folder.iterdir()), time.perf_counter()
             try:
