@@ -71,10 +71,23 @@ def test_pooling_by_borders_is_pooling_by_runs(pooling: str, lengths: list[int],
     torch.testing.assert_close(found[: len(lengths)], encoder._pool(x, layout), rtol=1e-5, atol=1e-6)
 
 
-def test_batches_are_filled_up_so_that_there_are_few_sizes() -> None:
-    sizes = {tokens: len(filled(TokenBatch.of([range(tokens)])).ids) for tokens in range(1, 2000)}
-    assert len({sizes[tokens] for tokens in range(1, 1025)}) == 32 + 48
-    assert all(0 <= size - tokens < (8 if tokens < FEW_TOKENS else 16) for tokens, size in sizes.items())
+@pytest.mark.parametrize(("multiple", "large"), [(16, 48), (64, 12)])
+def test_batches_are_filled_up_so_that_there_are_few_sizes(multiple: int, large: int) -> None:
+    sizes = {tokens: len(filled(TokenBatch.of([range(tokens)]), multiple).ids) for tokens in range(1, 2000)}
+    assert len({sizes[tokens] for tokens in range(1, 1025)}) == 32 + large
+    assert all(0 <= size - tokens < (8 if tokens < FEW_TOKENS else multiple) for tokens, size in sizes.items())
+
+
+def test_a_cpu_computes_few_numbers_of_rows(minilm_folder: Path) -> None:
+    """oneDNN keeps code for each."""
+    folder = read_folder(minilm_folder, "all-MiniLM-L6-v2")
+    encoder, seen = PackedEncoder.load(folder, DeviceProfile.cpu(), torch.float32), set[int]()
+    layer = encoder._layers[0]
+    encoder._layers = [lambda x, attend: seen.add(len(x)) or layer(x, attend)]  # type: ignore[func-returns-value, list-item]
+    with torch.inference_mode():
+        for tokens in range(1000, 1100, 9):
+            encoder(TokenBatch.of([[101, 102]] * (tokens // 2)))
+    assert seen == {1024, 1088, 1152}
 
 
 def test_filling_up_changes_no_vector(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,7 +95,7 @@ def test_filling_up_changes_no_vector(folder: Folder, monkeypatch: pytest.Monkey
     batch = TokenBatch.of([[101, 2000, 102], [101, *range(3000, 3040), 102]])
     with torch.inference_mode():
         longer = encoder(batch)
-        monkeypatch.setattr("app.src.core.backends.torch.packed.filled", lambda batch: batch)
+        monkeypatch.setattr("app.src.core.backends.torch.packed.filled", lambda batch, _: batch)
         plain = encoder(batch)
     assert longer.shape == plain.shape == (2, 384)
     torch.testing.assert_close(longer, plain, rtol=1e-4, atol=1e-5)

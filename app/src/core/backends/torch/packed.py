@@ -248,16 +248,14 @@ def _name(attention: Attention) -> str:
 
 # ------------------------------------------------------------------------------------------------------------- batches
 
-FEW_TOKENS = 256  # batches below this are filled up to a multiple of 8, larger ones to one of 16
+FEW_TOKENS = 256  # batches below this are filled up to a multiple of 8
 
 
-def filled(batch: TokenBatch) -> TokenBatch:
-    """Add a text so that the tokens are a multiple of 8 or 16, which fills a card's tensor cores.
-
-    oneDNN also keeps code for each number of rows: 60 batches take 9 MB of memory filled up, else 64 MB (bf16).
-    """
+def filled(batch: TokenBatch, multiple: int = 16) -> TokenBatch:
+    """Add a text so that the tokens are a multiple of 8, or from FEW_TOKENS on of `multiple`, which fills a card's
+    tensor cores."""
     tokens = len(batch.ids)
-    more = -tokens % (8 if tokens < FEW_TOKENS else 16)
+    more = -tokens % (8 if tokens < FEW_TOKENS else multiple)
     if not more:
         return batch
     ids = np.concatenate([batch.ids, np.resize(batch.ids, more)])
@@ -321,6 +319,8 @@ class PackedEncoder:
         hidden, dtype = weights.positions.shape[1], weights.positions.dtype
         self.attention, self.attention_reason = choose(profile, weights.heads, hidden, dtype)
         self._heads = weights.heads
+        # oneDNN keeps code for each number of rows, about 4 MB: 64 different ones from 1,024 to 2,048 took 310 MB.
+        self._multiple = 64 if profile.kind == "cpu" and folder.max_length >= 64 else 16
         self._mean = folder.pooling == "mean"
         self._words, self._positions, self._padding_id = weights.words, weights.positions, weights.padding_id
         self._uploads = uploads_for(weights.words.device)
@@ -349,7 +349,7 @@ class PackedEncoder:
 
     def __call__(self, batch: TokenBatch, pause: Pause | None = None) -> torch.Tensor:
         """Copy all inputs of the batch to the device in one transfer, then compute."""
-        whole = filled(batch)
+        whole = filled(batch, self._multiple)
         tokens, lengths, cumulative = len(whole.ids), whole.lengths.tolist(), whole.offsets.astype(np.int32)
         np.concatenate([*self.staged(whole), cumulative], out=self._uploads.room(2 * tokens + len(cumulative)))
         ids, positions, borders = torch.split(self._uploads.send(), [tokens, tokens, len(cumulative)])
