@@ -32,7 +32,7 @@ import numpy as np
 
 from app.src.benchmark.harness import Figure, Report, at_least, at_most, interleaved, main, wall
 from app.src.benchmark.workloads import sap_like_texts
-from app.src.core.agreement import agreement
+from app.src.core.agreement import LEAST_COSINE, LEAST_OVERLAP, agreement
 from app.src.core.backends.folder import Folder, find_folder, read_folder
 from app.src.core.backends.onnx import make_session
 from app.src.core.backends.tokenizing import RustTokenizer
@@ -46,7 +46,7 @@ MODEL = "all-MiniLM-L6-v2"
 CPU = ("CPUExecutionProvider", dict[str, str]())
 JUDGED = 400  # held-out texts of each of the three kinds
 SPEED_TEXTS = 200
-COSINE, OVERLAP, SHARE, SECONDS = at_least(0.99), at_least(0.90), at_least(0.5), at_most(120)
+COSINE, OVERLAP, SHARE, SECONDS = at_least(LEAST_COSINE), at_least(LEAST_OVERLAP), at_least(0.5), at_most(120)
 
 
 @cache

@@ -87,7 +87,7 @@ def document_ids(keys: Sequence[Key]) -> list[str]:
             arrays = (
                 orjson.dumps(keys, default=_tag, option=orjson.OPT_PASSTHROUGH_DATETIME).decode()[2:-2].split("],[")
             )
-            # As many parts as keys: no text contains the separator. A part of at most 2,000 characters fits SRC_KEY.
+            # As many parts as keys: no text contains the separator. A part this short fits SRC_KEY.
             if len(arrays) == len(keys) and max(map(len, arrays)) <= LONGEST_ID // 2 - 2:
                 return [f"[{array}]" for array in arrays]
     return [document_id(key) for key in keys]
