@@ -14,6 +14,7 @@ the disk cache. Bytecode is cached, as pip does when it installs.
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import resource
 import subprocess
@@ -28,7 +29,7 @@ from functools import partial
 from pathlib import Path
 
 from app.src.access.principal import OPERATOR
-from app.src.benchmark.harness import Figure, Report, at_most, interleaved, main
+from app.src.benchmark.harness import SCATTER, Figure, Report, at_most, interleaved, main
 from app.src.benchmark.workloads import material_text
 from app.src.demo import announced
 from app.src.service.service import Service
@@ -86,8 +87,10 @@ def verbs(given: argparse.Namespace, report: Report) -> Iterator[Figure]:
         name = f"{work}, over {TORCH}" if work in ("search", "embed") else work
         for kind, found in (("", rounds.took), (", CPU", rounds.busy)):
             base = found[TORCH] if name != work else [0.0] * given.rounds
-            took = [mine - other for mine, other in zip(found[work], base, strict=True)]
-            yield Figure(f"{name}{kind}", took, "s", None if kind else TARGETS.get(name))
+            took = [max(0.0, mine - other) for mine, other in zip(found[work], base, strict=True)]
+            # A difference scatters more than its terms, and may be near 0.
+            scatter = SCATTER if name == work else math.inf
+            yield Figure(f"{name}{kind}", took, "s", None if kind else TARGETS.get(name), scatter=scatter)
 
 
 def serve(given: argparse.Namespace, report: Report) -> Iterator[Figure]:

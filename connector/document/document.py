@@ -11,7 +11,7 @@ from contextlib import suppress
 from datetime import date, datetime, time
 from decimal import Decimal
 from hashlib import blake2b
-from itertools import pairwise
+from itertools import pairwise, starmap
 from typing import Any
 
 import numpy as np
@@ -397,7 +397,8 @@ class Renderer:
         metadata = [dict(zip(names, some, strict=True)) for some in zip(*scalars, strict=True)] or [{} for _ in rows]
         # Of several errors the first counts: of a value, of the metadata, of the key.
         digests = list(map(self._chunker.text_digest, texts)), list(map(metadata_digest, metadata))
-        return list(map(Document, ids, texts, metadata, *digests, self.row_digests(rows)))
+        parts = zip(ids, texts, metadata, *digests, self.row_digests(rows), strict=True)
+        return list(starmap(Document, parts))
 
     def _document_or_error(self, row: Row) -> Document | RowRejected:
         try:

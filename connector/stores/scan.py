@@ -216,7 +216,7 @@ class Column:
 
 
 def take(blocks: Sequence[NDArray[Any]], rows: Positions) -> NDArray[Any]:
-    """Return the rows with these numbers, which must ascend."""
+    """Return the rows with these numbers, which must ascend and exist."""
     if len(blocks) == 1:
         return blocks[0].take(rows, axis=0)
     ends = np.searchsorted(rows, np.arange(1, len(blocks) + 1) * BLOCK_ROWS)

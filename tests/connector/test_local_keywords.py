@@ -254,6 +254,16 @@ def test_rewritten_rows_count_once(store: LocalStore, monkeypatch: pytest.Monkey
     assert [hit.text for hit in store.view(NAME).keyed("12", 9)] == ["pump", "steel", "pump", "steel"]
 
 
+def test_a_number_with_leading_zeros_is_not_sought_within_others(store: LocalStore, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(local_keywords, "HOLDERS", 4)
+    write(store, {f'["{number}12"]': "pump" for number in range(1, 9)} | {'["M-000012"]': "seal", '["1000012"]': "nut"})
+    with store.view(NAME)._read(None) as (db, found, _):
+        holders = local_keywords.key_holders(db, store._keys, found.id, "000012")
+    assert holders is not None
+    assert len(holders) == 2
+    assert {hit.text for hit in store.view(NAME).keyed("000012", 9)} == {"seal", "nut"}
+
+
 def test_keys_are_remembered_within_bounds(store: LocalStore, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(local_keywords, "TEXTS_REMEMBERED", 300)  # 3,600 bytes
     for name in (NAME, "others"):

@@ -23,7 +23,13 @@ from app.src.core.device import DeviceProfile
 
 CPU = DeviceProfile.cpu()
 _FLAGS = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
-needs_vnni = pytest.mark.skipif(unusable() is not None, reason="this CPU has no VNNI")
+_VNNI = any(flag in _FLAGS for flag in ("avx512_vnni", "avx_vnni", "amx_int8"))
+needs_vnni = pytest.mark.skipif(not _VNNI, reason="this CPU has no VNNI")
+
+
+@needs_vnni
+def test_cpus_with_vnni_can_be_used() -> None:
+    assert unusable() is None
 
 
 def test_values_are_rounded_and_limited() -> None:
@@ -44,7 +50,7 @@ def test_the_self_test_finds_products_without_zero_points_and_forgets_errors(mon
     def full(*_: object) -> torch.Tensor:
         raise RuntimeError("out of memory")
 
-    for name, faulty, said in (("_Product", product, "overflow"), ("quantised", full, "lacks 8-bit")):
+    for name, faulty, said in (("_Product", product, "overflow"), ("quantised", full, "out of memory")):
         int8._worst_error.cache_clear()
         with monkeypatch.context() as patched:
             patched.setattr(int8, name, faulty)
@@ -85,6 +91,20 @@ def test_attention_of_long_texts_is_in_bf16_if_it_is_faster(
             assert float(torch.nn.functional.cosine_similarity(encoder(batch), exact(batch)).min()) > 0.98
     layers = len(computed) // 3
     assert computed == [torch.float32] * layers + [long] * layers + [torch.float32] * layers
+
+
+@needs_vnni
+@pytest.mark.parametrize("outer", [0, 1])
+def test_a_batch_computed_within_another_does_not_change_it(
+    minilm_folder: Path, monkeypatch: pytest.MonkeyPatch, outer: int
+) -> None:
+    monkeypatch.setattr(int8, "bf16_gain", lambda: 3.0)
+    folder = read_folder(minilm_folder, "all-MiniLM-L6-v2")
+    short, long = ["a conveyor belt"], [" ".join(sap_like_texts(random.Random(1), 9, 2.8, 0.5, (5, 40)))]
+    encoder, tokenizer = load_int8(folder, CPU, observe(folder, short + long)), RustTokenizer.load(folder)
+    batch, within = (tokenizer.ids((short, long)[which]) for which in (outer, 1 - outer))
+    with torch.inference_mode():
+        torch.testing.assert_close(encoder(batch, lambda: encoder(within)), encoder(batch), rtol=0, atol=0)
 
 
 @pytest.mark.slow

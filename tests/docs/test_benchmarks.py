@@ -78,7 +78,9 @@ def _line(figure: Mapping[str, Any]) -> str:
 def today(file: str, name: str) -> Target | None:
     """Return the program's present goal of a figure, which may be newer than the results."""
     whole = f", {name.replace(': ', ', ')}, "
-    return next((goal for part, goal in GOALS[file].items() if f", {part.replace(': ', ', ')}, " in whole), None)
+    return next(
+        (goal for part, goal in GOALS.get(file, {}).items() if f", {part.replace(': ', ', ')}, " in whole), None
+    )
 
 
 def quote(file: str, name: str) -> str:

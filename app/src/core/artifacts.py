@@ -1,7 +1,7 @@
 """The cache folder of graphs, TensorRT engines, and ranges for int8 on CPUs.
 
-An entry is a folder named by a hash of its origin. Graphs with a wrong checksum are removed; the newest entries of each
-kind and model are kept.
+An entry is a folder named by a hash of its origin. Graphs with a wrong checksum are removed; of graphs and engines the
+newest of each kind and model are kept, and all ranges, which are small.
 """
 
 from __future__ import annotations
@@ -68,20 +68,23 @@ class ArtifactCache:
 
     def find(self, kind: str, depends: Dependencies) -> Entry | None:
         """Return the graph of this origin, or None. Removes a damaged graph, but not an unreadable one."""
-        path = self.path(kind, depends)
-        if not path.exists():
-            return None
-        try:
-            manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
-            with (path / _file(kind)).open("rb") as content:
-                if hashlib.file_digest(content, "sha256").hexdigest() != manifest["sha256"]:
-                    raise ValueError("its checksum does not fit")
-            return Entry(path / _file(kind), manifest["sha256"], dict(manifest["facts"]))
-        except (FileNotFoundError, ValueError, KeyError, TypeError) as error:
-            log.warning("%s is damaged and was removed: %s", path, error)
-            shutil.rmtree(path, ignore_errors=True)
-        except OSError as error:
-            log.warning("%s cannot be read: %s", path, error.strerror)
+        path, damage = self.path(kind, depends), ""
+        for _ in range(2):  # the first time another process may just replace it
+            if not path.exists():
+                return None
+            try:
+                manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
+                with (path / _file(kind)).open("rb") as content:
+                    if hashlib.file_digest(content, "sha256").hexdigest() == manifest["sha256"]:
+                        return Entry(path / _file(kind), manifest["sha256"], dict(manifest["facts"]))
+                damage = "its checksum does not fit"
+            except (FileNotFoundError, ValueError, KeyError, TypeError) as error:
+                damage = str(error)
+            except OSError as error:
+                log.warning("%s cannot be read: %s", path, error.strerror)
+                return None
+        log.warning("%s is damaged and was removed: %s", path, damage)
+        shutil.rmtree(path, ignore_errors=True)
         return None
 
     def store(self, kind: str, depends: Dependencies, content: bytes, facts: Mapping[str, Any]) -> Entry:
@@ -128,7 +131,7 @@ class ArtifactCache:
             for path in sorted(changed, key=changed.__getitem__, reverse=True):
                 kind_and_model = path.name.rpartition("-")[0]
                 kept[kind_and_model] += 1
-                if kept[kind_and_model] > KEPT and path.name.partition("-")[0] in (FLOAT, INT8, ENGINE, RANGES):
+                if kept[kind_and_model] > KEPT and path.name.partition("-")[0] in (FLOAT, INT8, ENGINE):
                     shutil.rmtree(path, ignore_errors=True)
         except OSError as error:
             raise DeviceUnavailable(f"{self.folder} cannot be written to: {error.strerror}") from error

@@ -64,7 +64,10 @@ class Tuning:
         model, blocks = self._parts.configured(name).name, self._parts.settings.collections
         same = [each for each in blocks if self._parts.configured(each.name).name == model]
         synced, written = (", ".join(each.name for each in same if each.documents is kind) for kind in (False, True))
-        first = f"the next sync of {synced} builds a generation in int8; until it is active, a second engine serves"
+        first = (
+            f"restart services and workers; then the next sync of {synced} builds a generation in int8; until it is "
+            "active, a second engine serves"
+        )
         return [first] + [f"{written}, written by clients, stays as it is, with that engine"] * bool(written)
 
     def finetune(

@@ -114,8 +114,8 @@ class LocalStore(VectorStore):
 
     Each process needs memory for every collection it searches: 2 bytes x dimension per chunk with the integer scan (0.8
     GB for a million chunks of 384 dimensions). Words need 28 bytes per chunk, keys their length and 16 bytes; all
-    collections together are limited to 112 MB of words and 48 MB of keys, or to the needs of one. `scan`: None means
-    `Int8Scan`. `read_only`: the file must exist. Raises StoreCorrupt for a damaged file.
+    collections together are limited to about 112 MB of words and 48 MB of keys, or to the needs of one. `scan`: None
+    means `Int8Scan`. `read_only`: the file must exist. Raises StoreCorrupt for a damaged file.
     """
 
     kind = "local"

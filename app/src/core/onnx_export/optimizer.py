@@ -73,8 +73,7 @@ def calibrate(
         content, report = learner.measure([folder.document_prompt + text for text in learnt], before)
         with learner.cache.trial(learner.kind, content) as entry:
             verdict, engine = judged(entry)
-        if verdict.accepted or before is None:
-            learner.store(content, report, verdict)
+        learner.store(content, report, verdict)
     else:
         report = before.facts["report"]
     if not verdict.accepted:

@@ -59,9 +59,9 @@ class EngineOptions:
     `weights_sha256` and `revision` pin a model that is not packaged. Prompts that are not None replace the model's own.
     `threads`: torch's CPU threads in each process; None leaves the number as is. `packed` False forces padded batches,
     for comparison. `graphs`: on a card, replay small batches if measured faster. `experimental_kernels`: on a card, try
-    fused kernels, which no card has run yet; `path_reason` names those that were
-    taken. `tokenizer_workers`: processes that tokenise large calls; None: none on a CPU, on a card up to four.
-    `engines`: how many engines share this machine's processors; `load_engine` sets it, and `calibration`.
+    fused kernels, which no card has run yet; `path_reason` names those that were taken. `tokenizer_workers`:
+    processes that tokenise large calls; None: none on a CPU, on a card up to four. `engines`: how many engines share
+    this machine's processors; `load_engine` sets it. `calibration`: set by CpuCalibration.
     """
 
     model: str = "all-MiniLM-L6-v2"

@@ -87,7 +87,8 @@ class Int8Encoder(PackedEncoder):
         smooth = [_factors(ranges[f"{at}/{PARTS[0]}"], layer.query_key_value) for at, layer in enumerate(layers)]
         smooth.append(torch.ones_like(smooth[0]))  # the pooling gets plain vectors
         self._norm = layer_norm(_times(weights.embedding_norm, smooth[0]), epsilon)
-        self._long = torch.bfloat16 if choose_precision(profile, "auto", bf16_gain)[0] == "bf16" else torch.float32
+        pays = choose_precision(profile, "auto", bf16_gain)[0] == "bf16"
+        self._long = torch.bfloat16 if pays and unusable(torch.bfloat16) is None else torch.float32
         self._joint: list[_Product] = []
         self._layers = [
             self._layer(layer, {part: ranges[f"{number}/{part}"] for part in PARTS}, *factors, epsilon)
@@ -97,9 +98,19 @@ class Int8Encoder(PackedEncoder):
     def compute(
         self, ids: torch.Tensor, positions: torch.Tensor, layout: Layout, pause: Pause | None = None
     ) -> torch.Tensor:
-        for product in self._joint:
-            product.given = self._long if layout.longest > SHORT else torch.float32
-        return super().compute(ids, positions, layout, pause)
+        given = self._long if layout.longest > SHORT else torch.float32
+
+        def resume() -> None:
+            for product in self._joint:
+                product.given = given
+
+        def paused() -> None:
+            if pause is not None:
+                pause()  # another batch may be computed meanwhile
+                resume()
+
+        resume()
+        return super().compute(ids, positions, layout, paused)
 
     def _layer(
         self, layer: LayerWeights, ranges: Ranges, smooth: torch.Tensor, smooth_next: torch.Tensor, epsilon: float
@@ -203,18 +214,18 @@ class _Product:
         return y
 
 
-def unusable() -> str | None:
-    """Return why 8-bit products cannot be used here, or None."""
+def unusable(given: torch.dtype = torch.float32) -> str | None:
+    """Return why 8-bit products with results of this type cannot be used here, or None."""
     try:
-        worst = _worst_error()
+        worst = _worst_error(given)
     except MISSING as error:
         said = str(error).partition("\n")[0][:120]
-        return f"this torch {torch.__version__} lacks 8-bit products for CPUs ({said})"
+        return f"this torch {torch.__version__} could not compute 8-bit products on this CPU ({said})"
     return None if worst <= 1 else "8-bit products overflow on this CPU, which has no VNNI instructions; use auto"
 
 
 @cache
-def _worst_error() -> float:
+def _worst_error(given: torch.dtype) -> float:
     """Return the largest error of 8-bit products, as a multiple of the allowed one. The largest inputs and weights find
     CPUs whose sums saturate: without VNNI, pairs of products are added in 16 bits (oneDNN, "Nuances of int8
     computations"). One of two input scales has a zero point."""
@@ -227,12 +238,14 @@ def _worst_error() -> float:
         for rows, zero in ((24, 0), (8, 128)):
             scale, out = (1 / 255, zero), (1.0, zero)
             product = _Product(layer, scale)
-            given = quantised(torch.rand(rows, 384, generator=generator) - zero / 255, scale)
-            wanted = F.linear((given.float() - zero) / 255, weight, layer.bias)
+            product.given = given
+            x = quantised(torch.rand(rows, 384, generator=generator) - zero / 255, scale)
+            wanted = F.linear((x.float() - zero) / 255, weight, layer.bias)
+            rounding = torch.finfo(given).eps * float(wanted.abs().max())
             results = (
-                (product(given), wanted, 1e-3),
-                (product.added(given, torch.ones_like(wanted)), wanted + 1, 1e-3),
-                (product.gelu(given, out).float(), (F.gelu(wanted).round() + zero).clamp(0, 255), 1.0),
+                (product(x).float(), wanted, max(1e-3, rounding)),
+                (product.added(x, torch.ones_like(wanted)), wanted + 1, 1e-3),
+                (product.gelu(x, out).float(), (F.gelu(wanted).round() + zero).clamp(0, 255), 1.0),
             )
             worst = max(worst, *(float((found - right).abs().max()) / allowed for found, right, allowed in results))
     return worst
