@@ -249,6 +249,7 @@ def _name(attention: Attention) -> str:
 # ------------------------------------------------------------------------------------------------------------- batches
 
 FEW_TOKENS = 256  # batches below this are filled up to a multiple of 8
+MANY_TOKENS = 512  # batches above this may be filled up to a larger multiple
 
 
 def filled(batch: TokenBatch, multiple: int = 16) -> TokenBatch:
@@ -320,7 +321,7 @@ class PackedEncoder:
         self.attention, self.attention_reason = choose(profile, weights.heads, hidden, dtype)
         self._heads = weights.heads
         # oneDNN keeps code for each number of rows, about 4 MB: 64 different ones from 1,024 to 2,048 took 310 MB.
-        self._multiple = 64 if profile.kind == "cpu" and folder.max_length >= 64 else 16
+        self._multiples = (64, 128) if profile.kind == "cpu" and folder.max_length >= 128 else (16, 16)
         self._mean = folder.pooling == "mean"
         self._words, self._positions, self._padding_id = weights.words, weights.positions, weights.padding_id
         self._uploads = uploads_for(weights.words.device)
@@ -349,7 +350,7 @@ class PackedEncoder:
 
     def __call__(self, batch: TokenBatch, pause: Pause | None = None) -> torch.Tensor:
         """Copy all inputs of the batch to the device in one transfer, then compute."""
-        whole = filled(batch, self._multiple)
+        whole = filled(batch, self._multiples[len(batch.ids) > MANY_TOKENS])
         tokens, lengths, cumulative = len(whole.ids), whole.lengths.tolist(), whole.offsets.astype(np.int32)
         np.concatenate([*self.staged(whole), cumulative], out=self._uploads.room(2 * tokens + len(cumulative)))
         ids, positions, borders = torch.split(self._uploads.send(), [tokens, tokens, len(cumulative)])
