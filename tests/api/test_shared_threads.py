@@ -149,6 +149,24 @@ def test_an_abandoned_read_that_fails_is_not_reported_as_an_unretrieved_error(se
     assert told == []
 
 
+def test_a_request_that_gets_a_thread_as_its_time_ends_is_answered(service: Service) -> None:
+    """Under load each such request was answered with status 500."""
+    api = service.settings.api.model_copy(update={"threads": 1, "max_wait": 0.2})
+    service.settings = service.settings.model_copy(update={"api": api})
+
+    async def answer() -> str:
+        with closing(Executors(service)) as threads:
+            first = threads._queue.enter("", lambda _: None)
+            late = asyncio.create_task(threads.run(lambda: "answer"))
+            await asyncio.sleep(0)
+            assert threads._queue._callers[""].waiting
+            asyncio.get_running_loop().call_later(api.max_wait, threads._queue.finish, first)
+            time.sleep(2 * api.max_wait)  # the loop finds both due: the end of the wait, then the free thread
+            return await late
+
+    assert asyncio.run(answer()) == "answer"
+
+
 def _raw(client: httpx.Client, headers: dict[str, str]) -> bytes:
     request = client.build_request("POST", SEARCH, json=SLOW, headers=headers)
     head = "".join(f"{name}: {value}\r\n" for name, value in request.headers.items())

@@ -314,9 +314,12 @@ class Executors:
                 async with asyncio.timeout(self.limits.max_wait):
                     await turn
         except BaseException as error:
+            late = isinstance(error, TimeoutError)
             if ticket.begun is not None:  # it got a thread just before the error
+                if late:
+                    return ticket
                 queue.finish(ticket)
-            elif isinstance(error, TimeoutError):
+            elif late:
                 raise queue.expire(ticket) from None
             queue.leave(ticket)
             raise
