@@ -8,7 +8,7 @@ from connector.processors import processors
 @pytest.fixture(autouse=True)
 def of_the_host(monkeypatch):
     if not hasattr(os, "sched_getaffinity"):
-        pytest.skip("no affinity here")
+        pytest.skip("this system has no CPU affinity")
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(64)))
 
 

@@ -20,6 +20,7 @@ from app.src.core.backends.hashing import HashingBackend, words_of
 from app.src.core.device import DeviceProfile
 from app.src.core.engine import EmbeddingEngine, Engine
 from app.src.core.loading import EngineOptions, load_engine
+from app.src.core.onnx_export.serving import GraphOptions
 from app.src.core.tokens import plan_batches
 
 # On a machine that the package does not reach, the folder of one (scripts/gpu-proof).
@@ -141,6 +142,18 @@ MakeFolder = Callable[..., Path]
 @pytest.fixture
 def make_folder(tmp_path: Path, minilm_folder: Path) -> MakeFolder:
     return functools.partial(make_tiny_folder, tmp_path, minilm_folder)
+
+
+@pytest.fixture
+def folder(make_folder: MakeFolder) -> Path:
+    """A tiny model's folder."""
+    return make_folder()
+
+
+@pytest.fixture
+def options(tmp_path: Path) -> GraphOptions:
+    """An empty cache of calibrations, which are wanted."""
+    return GraphOptions(tmp_path / "cache", enabled=True)
 
 
 def make_tiny_folder(

@@ -64,16 +64,6 @@ def observer(monkeypatch: pytest.MonkeyPatch) -> Observer:
     return observer
 
 
-@pytest.fixture
-def folder(make_folder: Callable[..., Path]) -> Path:
-    return make_folder()
-
-
-@pytest.fixture
-def options(tmp_path: Path) -> GraphOptions:
-    return GraphOptions(tmp_path / "cache", enabled=True)
-
-
 def _calibrated(folder: Path | str, options: GraphOptions, texts: Sequence[str] = TEXTS) -> dict[str, Any]:
     return calibrate(EngineOptions(str(folder), device="cpu"), options, MemoryLimits(), "materials", texts)
 

@@ -60,9 +60,9 @@ class ModelCalibration(ABC):
         return entry if entry is not None and entry.facts["verdict"]["accepted"] else None
 
     def store(self, content: bytes, report: dict[str, Any], verdict: Verdict) -> None:
-        """Write the entry, but not a refused one over an accepted one, which another process may have stored meanwhile.
-        An accepted one that is replaced is kept by its digest, because generations may have vectors of it. Raises
-        DeviceUnavailable if the folder cannot be written."""
+        """Write the entry. A refused one never replaces an accepted one, such as that of another process. A replaced
+        one stays under its digest, because generations may have its vectors. Raises DeviceUnavailable if the folder
+        cannot be written."""
         if (before := self.current()) is not None:
             if not verdict.accepted:
                 return

@@ -28,11 +28,6 @@ ODD = ["", "pump", "Dichtung undicht", "x" * 300, " ".join(["valve"] * 100), "\u
 
 
 @pytest.fixture
-def folder(make_folder: Callable[..., Path]) -> Path:
-    return make_folder()
-
-
-@pytest.fixture
 def serving(folder: Path, tmp_path: Path) -> GraphServing:
     return GraphServing(EngineOptions(str(folder), device="cpu"), GraphOptions(tmp_path / "cache"), MemoryLimits())
 

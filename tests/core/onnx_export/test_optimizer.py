@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,16 +26,6 @@ pytest.importorskip("onnxruntime", reason="needs the extra onnx")
 onnx = pytest.importorskip("onnx", reason="needs the extra onnx")
 
 TEXTS = [f"pump {number} leaks at flange {number * 7 % 13}, valve {chr(97 + number % 26)}" for number in range(200)]
-
-
-@pytest.fixture
-def folder(make_folder: Callable[..., Path]) -> Path:
-    return make_folder()
-
-
-@pytest.fixture
-def options(tmp_path: Path) -> GraphOptions:
-    return GraphOptions(tmp_path / "cache", enabled=True)
 
 
 @pytest.mark.parametrize("noise", [1e-4, 0.8])

@@ -106,7 +106,7 @@ class Int8Encoder(PackedEncoder):
 
         def paused() -> None:
             if pause is not None:
-                pause()  # another batch may be computed meanwhile
+                pause()  # may compute another batch
                 resume()
 
         resume()
