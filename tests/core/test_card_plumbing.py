@@ -358,7 +358,7 @@ def on_card(monkeypatch: pytest.MonkeyPatch, loaded: TorchBackend) -> TorchBacke
 def test_a_tokens_cost_is_measured_by_two_batches(monkeypatch: pytest.MonkeyPatch, on_card: TorchBackend) -> None:
     memory = FakeMemory(monkeypatch, per_token=20_000, per_batch=3 << 20, fixed=64 << 20)
     monkeypatch.setattr(on_card, "forward", memory.forward)
-    assert on_card.token_cost() == (20_000 * HEADROOM, 3 << 20)
+    assert on_card.token_cost() == (20_000 * HEADROOM, (3 << 20) * HEADROOM)
     assert [call for call in memory.calls if "forward" in call] == ["forward 8192", "forward 8192", "forward 24576"]
     assert on_card.used_bytes() == (1 << 30) + (64 << 20)
 
@@ -382,7 +382,7 @@ def test_an_engine_plans_by_the_measured_cost(monkeypatch: pytest.MonkeyPatch, o
     monkeypatch.setattr(on_card, "forward", memory.forward)
     monkeypatch.setattr(on_card, "free_bytes", lambda: 2 << 30)
     engine = EmbeddingEngine(on_card, MemoryLimits(0.8, 512 << 20))
-    assert engine.token_budget == ((1536 - 10) << 20) // (100_000 * HEADROOM)
+    assert engine.token_budget == ((1536 << 20) / HEADROOM - (10 << 20)) // 100_000
 
 
 def test_a_small_vocabulary_is_not_exceeded(monkeypatch: pytest.MonkeyPatch, on_card: TorchBackend) -> None:

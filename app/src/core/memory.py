@@ -53,7 +53,7 @@ PROBE_TOKENS = (8192, 24_576)  # of the two trial batches
 
 
 def measured_cost(peak_bytes: Callable[[int], int], least_token_bytes: int, times: int = 1) -> TokenCost | None:
-    """Return slope and offset of the line through the peaks of a small and a large batch, the slope times HEADROOM.
+    """Return slope and offset of the line through the peaks of a small and a large batch, times HEADROOM.
     `peak_bytes(tokens)` runs a batch and returns how many bytes memory grew; `times`: of PROBE_TOKENS. Returns None if
     the slope is below `least_token_bytes`, because memory was reused."""
     small, large = (times * tokens for tokens in PROBE_TOKENS)
@@ -61,7 +61,7 @@ def measured_cost(peak_bytes: Callable[[int], int], least_token_bytes: int, time
     slope = (peaks[1] - peaks[0]) / (large - small)
     if slope < least_token_bytes:
         return None
-    return slope * HEADROOM, max(0, int(peaks[0] - slope * small))
+    return slope * HEADROOM, max(0, int((peaks[0] - slope * small) * HEADROOM))
 
 
 def full_tokens(profile: DeviceProfile, hidden: int) -> int:
