@@ -118,6 +118,7 @@ class Soak:
             "OWL_SAP_SYNC__PAGE_ROWS": "5000",
             "OWL_SAP_SYNC__WINDOW": "500",
             "OWL_SAP_EMBEDDING__MODEL": "hash:384",
+            "OWL_SAP_EMBEDDING__QUERY_CACHE_MB": "0",  # it would grow until 10,000 texts have been searched for
         }
         with (
             (self.scene.folder / "serve.log").open("w") as log,
