@@ -183,7 +183,7 @@ def test_a_lease_changes_hands_only_after_the_writes_with_its_parts(store, run, 
         waiting.result(20)
     assert order == ["written", "changed hands"]
     with pytest.raises(LeaseLost):
-        store.apply(part, ChangeSet(chunks=[chunk("b")], vectors=unit(1)))
+        store.apply(part, ChangeSet(deleted=["a"]))
     stored = store.stored(f"{NAME}@1" if switched else NAME)
     assert [each.id for page in stored for each in page] == ["a"]
 
