@@ -429,10 +429,10 @@ def test_an_engine_without_weights_describes_counts_and_splits_as_the_whole_one(
             with pytest.raises(RuntimeError, match="not loaded"):
                 first.embed(["oil"])
             pool = EnginePool(first, [whole])
-            np.testing.assert_array_equal(pool.embed(TEXTS[:50]), whole.embed(TEXTS[:50]))
+            np.testing.assert_allclose(pool.embed(TEXTS[:50]), whole.embed(TEXTS[:50]), atol=1e-6)
             assert pool.embed_counted([long])[1] == whole.count_tokens([long])
             assert (pool.path, pool.profile, pool.members) == (whole.path, whole.profile, (whole,))
-            assert first.stats().texts == 1, "only the call above"
+            assert first.stats().texts == 0, "it was given nothing"
 
 
 @pytest.mark.parametrize("change", ["weights", "tokenizer", "prompt"])
