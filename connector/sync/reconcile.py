@@ -78,7 +78,7 @@ class Run:
         self._clock = StageClock(task.watch.observer)
         self._report = SyncReport(task.lease.collection, complete=task.feed.complete)
         self._writer = DocumentWriter(task.ends, task.lease, task.renderer, self._clock)
-        self._pipeline = Pipeline(self._writer, self._count)
+        self._pipeline = Pipeline(self._writer, self._count, task.options.windows)
         self._window = _Window()
         # Quarantine entries whose rows this run has not processed yet.
         self._quarantine = {row.id: row for row in task.ends.store.quarantine(task.lease.collection)}
