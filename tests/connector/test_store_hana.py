@@ -184,6 +184,8 @@ def test_a_lease_changes_hands_only_after_the_writes_with_its_parts(store, run, 
     assert order == ["written", "changed hands"]
     with pytest.raises(LeaseLost):
         store.apply(part, ChangeSet(deleted=["a"]))
+    with pytest.raises(LeaseLost):
+        store.split_lease(Lease(NAME, "driver", epoch), 1)
     stored = store.stored(f"{NAME}@1" if switched else NAME)
     assert [each.id for page in stored for each in page] == ["a"]
 

@@ -480,8 +480,6 @@ def test_a_lease_given_back_is_worth_nothing(store, name):
     for late in (lease, *parts):
         with pytest.raises(LeaseLost):
             store.apply(late, changes(chunk("a")))
-    with pytest.raises(LeaseLost):
-        store.split_lease(lease, 2)
     assert stored(store, name) == {}
 
 
