@@ -39,7 +39,7 @@ CONNECT_SECONDS = 10.0
 STARTS = 3  # of workers in one place that die before they answer
 OBJECT_STORE = 256 << 20  # bytes of shared memory; blocks and their vectors are freed when read
 LEAST_STORE = 75 << 20  # Ray's minimum
-SHARED_MEMORY = Path("/dev/shm")
+SHARED_MEMORY = Path("/dev/shm")  # nosec B108 # its size is read, nothing is written
 DEFAULT_TOKEN = Path("~/.ray/auth_token")
 
 
