@@ -30,15 +30,11 @@ from app.src.jobs.journal import (
 )
 from app.src.jobs.records import FileRecords, Records, is_alive
 from app.src.jobs.runner import Jobs, Run
-from app.src.jobs.store_records import StoreRecords
 from connector.errors import ConnectorError, DatabaseError
-from connector.hana.connection import ConnectionOptions, HanaPool
-from connector.stores.state import LeaseTimes
-from hana_emulator.testing import Emulator
+from tests.api.conftest import Place
 
 ROOT = Path(__file__).parents[2]
 Make = Callable[..., "Given"]
-Place = Callable[[], Records]
 
 
 class Given(Jobs):
@@ -59,21 +55,6 @@ class Given(Jobs):
 
 class Known(Exception):
     pass
-
-
-@pytest.fixture(params=["file", "hana"])
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
-    """Makes records as one of several processes has them: all in one folder, or in one schema of the emulator."""
-    if request.param == "file":
-        yield lambda: FileRecords(tmp_path / "state")
-        return
-    emulator: Emulator = request.getfixturevalue("emulator")
-    schema: str = request.getfixturevalue("hana_schema")
-    login = ConnectionOptions(
-        host=emulator.host, port=emulator.port, user=emulator.user, password=emulator.password, encrypt=False
-    )
-    with HanaPool(login) as pool:
-        yield lambda: StoreRecords(lambda: pool, lambda: schema, LeaseTimes(ttl=2, renew=0.5))
 
 
 @pytest.fixture

@@ -24,7 +24,8 @@ from app.src.jobs.runner import Jobs, Run
 from app.src.service.background import Scheduler, next_start
 from app.src.settings.collections import ScheduleSettings
 from connector.errors import DatabaseError
-from tests.api.test_jobs import Given, Place, place, until, wait_for  # noqa: F401 - a fixture
+from tests.api.conftest import Place
+from tests.api.test_jobs import Given, until, wait_for
 from tests.api.test_jobs_waiting import Clock
 
 ROOT = Path(__file__).parents[2]

@@ -35,9 +35,9 @@ _GIVEN_UP = (
 )
 UNFINISHED = "\"STATE\" IN ('queued', 'running', 'waiting')"
 _COLUMNS = (
-    "id, collection, kind, state, done, total, result, error, created, started, finished, attempts, note, next_try, "
-    "cancelling, request, waits, waiting_since, number, crashes"
-).split(", ")
+    *("id", "collection", "kind", "state", "done", "total", "result", "error", "created", "started", "finished"),
+    *("attempts", "note", "next_try", "cancelling", "request", "waits", "waiting_since", "number", "crashes"),
+)
 _SELECTED = ", ".join(f'"{name.upper()}"' for name in _COLUMNS)
 OWNED = f"{UNFINISHED} AND \"OWNER\" <> ''"
 
@@ -180,7 +180,9 @@ class Journal:
         tables, now, id_, options = self._records, self._clock(), uuid.uuid4().hex, self._options
 
         def insert(session: Session) -> Job | None:
-            if done := self._jobs(session.query, '"ID" = ?', (id_,)):  # an earlier attempt of this transaction succeeded
+            if done := self._jobs(
+                session.query, '"ID" = ?', (id_,)
+            ):  # an earlier attempt of this transaction succeeded
                 return done[0]
             (number,) = session.query(f'SELECT coalesce(max("NUMBER"), 0) + 1 FROM {tables.jobs}')[0]
             old = '"FINISHED" IS NOT NULL AND ("FINISHED" < ? OR "NUMBER" <= ?)'
@@ -221,7 +223,7 @@ class Journal:
                 return job
             if job.over:
                 raise JobOver(f"job {id_} is over ({job.state}): there is nothing to cancel")
-            sql = f"UPDATE {self._records.jobs} SET \"CANCELLING\" = 1 WHERE \"ID\" = ? AND \"OWNER\" <> ''"
+            sql = f'UPDATE {self._records.jobs} SET "CANCELLING" = 1 WHERE "ID" = ? AND "OWNER" <> \'\''
             if session.execute(sql, (id_,)) == 0:
                 self._leave(session, id_, "cancelled")
             return self._found(session.query, id_)
@@ -234,8 +236,8 @@ class Journal:
         """Take the oldest due job, or return None. `collections`: take only theirs. Safe for concurrent callers."""
         tables, now, chosen = self._records, self._clock(), ""
         due_sql = (
-            f"SELECT \"ID\", \"COLLECTION\" FROM {tables.jobs} WHERE (\"STATE\" = 'queued' OR (\"STATE\" = 'waiting' "
-            "AND \"NEXT_TRY\" <= ?)) AND \"OWNER\" = '' ORDER BY \"NUMBER\""
+            f'SELECT "ID", "COLLECTION" FROM {tables.jobs} WHERE ("STATE" = \'queued\' OR ("STATE" = \'waiting\' '
+            'AND "NEXT_TRY" <= ?)) AND "OWNER" = \'\' ORDER BY "NUMBER"'
         )
 
         def due(query: Query) -> str | None:
@@ -403,9 +405,7 @@ class Journal:
 
     def last(self, collection: str) -> Job | None:
         """Return the collection's newest job, or None; an unfinished job is always the newest. Cheap."""
-        found = self._jobs(
-            self._records.read, '"COLLECTION" = ? ORDER BY "NUMBER" DESC LIMIT ?', (collection, 1)
-        )
+        found = self._jobs(self._records.read, '"COLLECTION" = ? ORDER BY "NUMBER" DESC LIMIT ?', (collection, 1))
         return found[0] if found else None
 
     def cancelling(self, id_: str) -> bool:

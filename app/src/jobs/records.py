@@ -31,17 +31,24 @@ SCHEMA = Schema(
 
 
 class Records(Protocol):
-    """The tables of the job records in one database. Thread-safe.
+    """The tables of the job records in one database, with their names as SQL. Thread-safe."""
 
-    `jobs`, `events`, `turns`: their names as SQL. `claimed`: what an UPDATE sets for a job that this process takes,
-    after a comma. `owner`: this process in the records.
-    """
+    @property
+    def jobs(self) -> str: ...
 
-    jobs: str
-    events: str
-    turns: str
-    claimed: str
-    owner: str
+    @property
+    def events(self) -> str: ...
+
+    @property
+    def turns(self) -> str: ...
+
+    @property
+    def claimed(self) -> str:
+        """Return what an UPDATE also sets for a job that this process takes, after a comma; or ""."""
+
+    @property
+    def owner(self) -> str:
+        """Return the name of this process in the records."""
 
     def open(self) -> None:
         """Prepare for writing. Raises StateUnusable, also after `close`."""

@@ -7,7 +7,7 @@ import secrets
 import socket
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from app.src.jobs.journal import OWNED, StateUnusable
@@ -119,9 +119,12 @@ class StoreRecords:
         with self._lock:
             self._kept.discard(job)
 
+    def _renew_all(self, kept: Sequence[tuple[str, str]], session: Session) -> None:
+        sql = f'UPDATE {self.jobs} SET {self._held} WHERE "ID" = ? AND "OWNER" = ?'
+        session.execute_many(sql, kept, doing="renewing the leases on jobs")
+
     def _renew(self) -> None:
         """Renew the leases until `close`, and sooner after a failure."""
-        sql = f'UPDATE {self.jobs} SET {self._held} WHERE "ID" = ? AND "OWNER" = ?'
         pause = self._times.renew
         while not self._closed.wait(pause):
             with self._lock:
@@ -129,7 +132,7 @@ class StoreRecords:
             pause = self._times.renew
             try:
                 if kept:
-                    self.write(lambda session, kept=kept: session.execute_many(sql, kept, doing=_DOING))
+                    self.write(partial(self._renew_all, kept))
             except (ConnectorError, StateUnusable):
                 pause = self._times.renew / 4
 
