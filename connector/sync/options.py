@@ -49,10 +49,11 @@ class SyncOptions:
     """`max_deletes`: the largest share of stored documents that one run may delete.
     `lease_wait`: seconds to wait for the lease.
 
-    `window`: changed documents to embed together; a large window allows batches of similar lengths. `readers`: threads
-    that read a large table, one key range each. `full`: compare every row, regardless of the method. `accept_schema`:
-    continue although a used column changed its type. `max_attempts`: attempts after which a quarantined row is skipped
-    until its content changes or it is retried by hand.
+    `window`: changed documents to embed together; a large window allows batches of similar lengths. `windows`: how many
+    to embed at a time; more than one keeps several devices busy. `readers`: threads that read a large table, one key
+    range each. `full`: compare every row, regardless of the method. `accept_schema`: continue although a used column
+    changed its type. `max_attempts`: attempts after which a quarantined row is skipped until its content changes or it
+    is retried by hand.
     """
 
     page_rows: int = 1000
@@ -64,6 +65,7 @@ class SyncOptions:
     accept_schema: bool = False
     max_attempts: int = 6
     readers: int = 2
+    windows: int = 1
 
 
 @dataclass(slots=True)

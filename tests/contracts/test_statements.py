@@ -72,6 +72,7 @@ def shape(sql: str, schema: str) -> str:
     sql = re.sub(r"\s+", " ", sql).strip().replace(f'"{schema}"', "<S>")
     sql = re.sub(r'"OWL_[A-Z]+_G\d(_[A-Z]+)?"', lambda match: f"<C{(match[1] or '').lower()}>", sql)
     sql = sql.replace('"OWL_STATE"', "<STATE>").replace('"OWL_QUARANTINE"', "<QUARANTINE>")
+    sql = sql.replace('"OWL_LEASE_PARTS"', "<PARTS>")
     sql = sql.replace('"SRC"', "<T>").replace('"NULLS"', "<T>").replace('"CLIENTS"', "<T>").replace('"MOVING"', "<T>")
     sql = sql.replace('"STAMPED"', "<T>").replace('"STAMPED_TOO"', "<T>").replace('"KEYLESS"', "<T>")
     sql = re.sub(r'"OWL_LOG_[A-Z]+(_[IUD])?"', lambda match: f"<L{(match[1] or '').lower()}>", sql)
@@ -135,6 +136,7 @@ def exercise(pool: HanaPool, hana, schema: str, embedder: EngineEmbedder) -> Non
         store.apply(lease, ChangeSet(quarantined=[QuarantinedRow("[1]", "embed", "for the test")]))
         store.apply(lease, ChangeSet(released=["[2]"]))
         store.apply(lease, ChangeSet(checkpoint=Checkpoint(mark={"at": 1}), partial=True))
+        store.apply(store.split_lease(lease, 2)[1], ChangeSet(released=["[2]"]))
     list(store.stored(spec.name, ['["0",2]', '["1",3]']))
     verify(spec, ends, repair=True)
     for condition in FILTERS:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import signal
@@ -36,13 +37,15 @@ from app.src.core.backends import (
     Pause,
     TokenBatch,
     Vectors,
+    WeightsMismatch,
 )
 from app.src.core.backends.tokenizing import RustTokenizer
+from app.src.core.backends.torch.backend import TorchBackend
 from app.src.core.child import ChildEngine
 from app.src.core.child_process import Calls
 from app.src.core.device import detect, devices_of
-from app.src.core.engine import EmbeddingEngine
-from app.src.core.loading import EngineOptions, load_engine
+from app.src.core.engine import EmbeddingEngine, Engine
+from app.src.core.loading import EngineOptions, load_engine, load_tokenizer_engine
 from app.src.core.pool import EnginePool
 from app.src.core.queue import EngineOverloaded, Lane, Watcher, WorkerDied
 from tests.core.conftest import MakeFolder, ScriptedBackend
@@ -75,7 +78,8 @@ class Gated(ScriptedBackend):
 class Scene:
     def __init__(self, members: int = 2) -> None:
         self.backends = [Gated() for _ in range(members)]
-        self.pool = EnginePool([EmbeddingEngine(backend) for backend in self.backends])
+        engines = [EmbeddingEngine(backend) for backend in self.backends]
+        self.pool = EnginePool(engines[0], engines)
 
     def computed(self) -> list[int]:
         return [sum(map(len, backend.batches)) for backend in self.backends]
@@ -394,6 +398,72 @@ def test_what_a_pool_says_of_itself(scene: Scene) -> None:
         assert scene.pool.token_budget == 2 * engine.token_budget
         assert scene.pool.planned_tokens == 2 * engine.planned_tokens
     assert scene.pool.profile == scene.pool.members[0].profile
+
+
+# --------------------------------------------------------------------------------------- a first engine without weights
+
+
+def write_e5_prompts(folder: Path) -> None:
+    prompts = {"prompts": {"query": "query: ", "passage": "passage: "}}
+    (folder / "config_sentence_transformers.json").write_text(json.dumps(prompts))
+
+
+@pytest.mark.parametrize("prompted", [False, True], ids=["plain", "prompts"])
+def test_an_engine_without_weights_describes_counts_and_splits_as_the_whole_one(
+    make_folder: MakeFolder, prompted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = make_folder()
+    if prompted:
+        write_e5_prompts(folder)
+    options = EngineOptions(str(folder), "fp32", "cpu", threads=1)
+    long = "pump seal oil leak " * 40
+    with load_engine(options) as whole:
+        assert isinstance(whole, EmbeddingEngine)
+        monkeypatch.setattr(TorchBackend, "__init__", lambda *_: pytest.fail("the weights were loaded"))
+        with load_tokenizer_engine(options, 32) as first:
+            device = {"precision", "precision_reason", "path", "path_reason", "profile", "memory"}
+            for name in Engine.__annotations__.keys() - device:
+                assert getattr(first, name) == getattr(whole, name), name
+            assert first.count_tokens([long, "", "oil"]) == whole.count_tokens([long, "", "oil"])
+            assert first.split(long, 20, 3) == whole.split(long, 20, 3)
+            with pytest.raises(RuntimeError, match="not loaded"):
+                first.embed(["oil"])
+            pool = EnginePool(first, [whole])
+            np.testing.assert_allclose(pool.embed(TEXTS[:50]), whole.embed(TEXTS[:50]), atol=1e-6)
+            assert pool.embed_counted([long])[1] == whole.count_tokens([long])
+            assert (pool.path, pool.profile, pool.members) == (whole.path, whole.profile, (whole,))
+            assert first.stats().texts == 0, "it was given nothing"
+
+
+@pytest.mark.parametrize("change", ["weights", "tokenizer", "prompt"])
+def test_members_with_another_model_are_refused(make_folder: MakeFolder, change: str) -> None:
+    options = EngineOptions(str(make_folder()), "fp32", "cpu", threads=1)
+    with load_engine(options) as whole, load_engine(EngineOptions("hash:32")) as other:
+        assert isinstance(whole, EmbeddingEngine)
+        assert isinstance(other, EmbeddingEngine)
+        first = load_tokenizer_engine(options, 32)
+        with pytest.raises(DeviceUnavailable, match=r"engine 2 of 2 \(CPU\).* is hash:32@.*, not tiny@"):
+            EnginePool(first, [whole, other])
+        changed = Path(options.model)
+        if change == "weights":
+            weights = changed / "model.safetensors"
+            weights.write_bytes(weights.read_bytes()[:-4] + bytes(4))
+        elif change == "tokenizer":
+            (changed / "tokenizer.json").write_text((changed / "tokenizer.json").read_text() + " ")
+        else:
+            write_e5_prompts(changed)
+        with pytest.raises(DeviceUnavailable, match="engine 1 of 1"):
+            EnginePool(load_tokenizer_engine(options, 32), [whole])
+
+
+def test_the_first_engine_without_weights_loads_no_int8_and_checks_its_files(make_folder: MakeFolder) -> None:
+    options = EngineOptions(str(make_folder()), device="cpu")
+    with pytest.raises(DeviceUnavailable, match="int8 uses one device"):
+        load_tokenizer_engine(replace(options, precision="int8"), 32)
+    with pytest.raises(WeightsMismatch):
+        load_tokenizer_engine(replace(options, weights_sha256="0" * 64), 32)
+    with load_tokenizer_engine(EngineOptions("hash:32", document_prompt="p: "), 32) as hashing:
+        assert hashing.embed(["oil"]).shape == (1, 32)
 
 
 # ----------------------------------------------------------------------------------------------------- child processes

@@ -9,14 +9,13 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
-from typing import NoReturn
+from typing import NoReturn, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .backends import DeviceFailed, EngineClosed, InputType, NonFinite, Vectors
-from .child import ChildEngine
-from .engine import EmbeddingEngine, Engine, divided, strings
+from .backends import DeviceFailed, DeviceUnavailable, EngineClosed, InputType, NonFinite, Vectors
+from .engine import Device, EmbeddingEngine, Engine, divided, strings
 from .queue import SMALL_SHARE, WINDOW, EngineOverloaded, EngineStats, Lane, Watcher, WorkerDied
 
 # A large call is divided into parts, but not below the share of a batch from which a request counts as bulk work.
@@ -28,24 +27,73 @@ MEMBER_LOST = (DeviceFailed, EngineClosed)  # such a member gets no more work, a
 # Errors that say nothing about the texts: another member computes them.
 OF_MEMBER = (*MEMBER_LOST, WorkerDied, EngineOverloaded)
 
-Member = EmbeddingEngine | ChildEngine
 _log = logging.getLogger(__name__)
+
+
+class Member(Device, Protocol):
+    """A loaded engine with its own queue, in this process (EmbeddingEngine) or elsewhere. Thread-safe.
+
+    Its methods return at once and do not raise because of a lost connection: the future has the error, or `failed` says
+    why it computes nothing more. WorkerDied: it died and comes back by itself; work that it gets until then waits.
+    """
+
+    fingerprint: str
+
+    def submit(
+        self,
+        texts: Sequence[str],
+        lane: Lane | None,
+        *,
+        input_type: InputType,
+        normalize: bool,
+        counted: Callable[[list[int]], None] | None,
+    ) -> Future[Vectors]:
+        """As `Engine.submit`; errors may also be the future's. The texts of a part are distinct."""
+
+    def configure_queue(self, *, max_wait: float | None = None, watcher: Watcher | None = None) -> None: ...
+
+    def check_room(self, texts: Sequence[str]) -> None: ...
+
+    @property
+    def token_budget(self) -> int: ...
+
+    @property
+    def planned_tokens(self) -> int: ...
+
+    def stats(self) -> EngineStats: ...
+
+    def stalled(self) -> float: ...
+
+    @property
+    def deaths(self) -> int: ...
+
+    @property
+    def failed(self) -> str: ...
+
+    def close(self) -> None: ...
 
 
 class EnginePool(Engine):
     """Gives each part of a call to the member with the fewest waiting characters.
 
     Runs on as long as one member works; a member that has failed gets no work again. A call is refused if all members
-    refuse it. The first member must be in this process: it also counts and splits. Each member has a queue of its own.
+    refuse it. Each member has a queue of its own.
     """
 
-    def __init__(self, members: Sequence[Member]) -> None:
-        first = members[0]
-        assert isinstance(first, EmbeddingEngine), "the first member must be in this process"
+    def __init__(self, first: EmbeddingEngine, members: Sequence[Member]) -> None:
+        """`first` counts, splits and describes the model. It may be a member, or an engine without weights. The pool
+        closes both. Raises DeviceUnavailable if a member's fingerprint differs from that of `first`."""
+        for number, member in enumerate(members, 1):
+            if member.fingerprint != first.fingerprint:
+                raise DeviceUnavailable(
+                    f"engine {number} of {len(members)} ({member.profile.name}) would compute vectors that cannot be "
+                    f"compared: its fingerprint is {member.fingerprint}, not {first.fingerprint}; give all engines the "
+                    "same model files and settings, or name one device"
+                )
         self._members = tuple(members)
         self._first = first
         for name in Engine.__annotations__:
-            setattr(self, name, getattr(first, name))
+            setattr(self, name, getattr(members[0] if name in Device.__annotations__ else first, name))
         self._lock = threading.RLock()
         self._waiting = dict.fromkeys(self.members, 0)  # characters
         self._lost: dict[Member, str] = {}
@@ -99,7 +147,7 @@ class EnginePool(Engine):
 
     def _parts(self, texts: Sequence[str]) -> list[tuple[int, int]]:
         """Return the start and end of each part of a call."""
-        total, batch = sum(map(len, texts)), CHARACTERS * self._first.planned_tokens
+        total, batch = sum(map(len, texts)), CHARACTERS * self._working()[0].planned_tokens
         least = int(SMALL_SHARE * batch)
         each = min(max(least, -(-total // (PARTS * len(self._working())))), WINDOW * batch)
         return divided(texts, each, least=each) if total >= 2 * least else [(0, len(texts))][: len(texts)]
@@ -219,6 +267,7 @@ class EnginePool(Engine):
         self._closed = True
         for member in self.members:
             member.close()
+        self._first.close()
 
 
 @dataclass(eq=False, slots=True)

@@ -188,14 +188,14 @@ class EnginesScan:
             if self._wanted:  # if not, vectors can be searched without the model
                 raise
             return Int8Scan()
-        if engine.profile.kind == "cuda":
+        profile = engine.memory.device.profile  # of this process; an engine may also compute elsewhere
+        if profile.kind == "cuda":
             from app.src.core.scan import CardScan
 
-            return CardScan(engine.profile, engine.memory, Int8Scan())
+            return CardScan(profile, engine.memory, Int8Scan())
         if self._wanted:
             raise ConfigurationError(
-                f'[store] scan = "gpu", but the model computes on {engine.profile.name}, which is no GPU: use auto or '
-                "cpu"
+                f'[store] scan = "gpu", but the model computes on {profile.name}, which is no GPU: use auto or cpu'
             )
         return Int8Scan()
 

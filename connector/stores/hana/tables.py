@@ -33,6 +33,12 @@ STATE_TABLES = {
 PRIMARY KEY ("COLLECTION", "SRC_KEY"))""",
 }
 
+# One row for each part of a lease; made when a lease is first split.
+PARTS = "OWL_LEASE_PARTS"
+PARTS_TABLE = """(
+"COLLECTION" NVARCHAR(200) NOT NULL, "PART" INTEGER NOT NULL, "LEASE_EPOCH" BIGINT NOT NULL,
+PRIMARY KEY ("COLLECTION", "PART"))"""
+
 
 def state_tables(schema: str) -> StateTables:
     state, quarantine = (f"{quote(schema)}.{quote(name)}" for name in STATE_TABLES)
