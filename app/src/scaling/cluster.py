@@ -39,7 +39,7 @@ CONNECT_SECONDS = 10.0
 STARTS = 3  # of workers in one place that die before they answer
 OBJECT_STORE = 256 << 20  # bytes of shared memory; blocks and their vectors are freed when read
 LEAST_STORE = 75 << 20  # Ray's minimum
-SHARED_MEMORY = Path("/dev/shm")
+SHARED_MEMORY = Path("/dev/shm")  # nosec B108 # its size is read, nothing is written
 DEFAULT_TOKEN = Path("~/.ray/auth_token")
 
 
@@ -313,6 +313,7 @@ def _object_store() -> int:
 def _check_reachable(address: str) -> None:
     host, _, port = address.rpartition(":")
     try:
+        # nosemgrep: owl-line-out - to the cluster that the operator names
         socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()
     except OSError as error:
         raise Unavailable(
@@ -324,7 +325,7 @@ def _check_reachable(address: str) -> None:
 def _authenticate(scale: ScaleSettings) -> None:
     """Set the variables by which Ray authenticates, for this process and those that it starts. Raises
     ConfigurationError for a missing token, or one that other users can read."""
-    environment = os.environ  # noqa: TID251 - Ray takes these from nowhere else
+    environment = os.environ  # noqa: TID251 # nosemgrep: owl-environment - Ray takes these from nowhere else
     environment["RAY_USAGE_STATS_ENABLED"] = "0"
     environment["RAY_AUTH_MODE"] = "token"
     if scale.address == "local":

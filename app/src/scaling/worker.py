@@ -90,7 +90,8 @@ class Worker:
 
     def report(self) -> dict[str, Any]:
         """Return the worker's process, machine and versions. `gpus`: CUDA_VISIBLE_DEVICES, None if it is not set."""
-        gpus = os.environ.get("CUDA_VISIBLE_DEVICES")  # noqa: TID251 - set by Ray for this process, not by a user
+        # Set by Ray for this process, not by a user.
+        gpus = os.environ.get("CUDA_VISIBLE_DEVICES")  # noqa: TID251 # nosemgrep: owl-environment - no setting
         return {"pid": os.getpid(), "host": platform.node(), "gpus": gpus, "versions": versions()}
 
     def load(self, model: Model) -> Loaded | EngineError:

@@ -334,7 +334,7 @@ class Parts:
                 return LocalStore(wanted.path or Path(), names=self._metadata_names, scan=scan)
             from connector.stores.hana.store import HanaStore
 
-            return HanaStore(self.store_pool, self._schema(), names=self._metadata_names)
+            return HanaStore(self.store_pool, self.schema(), names=self._metadata_names)
 
         return self._part("store", build)
 
@@ -390,7 +390,7 @@ class Parts:
             return
         from connector.hana.catalog import FIND_SCHEMA, did_you_mean, schemas
 
-        schema = self._schema()
+        schema = self.schema()
         if not self.store_pool.read(FIND_SCHEMA, (schema,), doing="looking for the store's schema"):
             near = did_you_mean(schema, schemas(self.store_pool))
             raise UnknownTable(
@@ -472,7 +472,8 @@ class Parts:
             _log.warning("WARNING: %s", gpu_message(missing))
         return engine
 
-    def _schema(self) -> str:
+    def schema(self) -> str:
+        """Return the schema for the vectors. Raises ConfigurationError."""
         if not self.settings.store_schema:
             raise ConfigurationError(
                 "no schema for the vectors: set [store] schema (or [hana] schema) in owl-sap.toml, or HANA_SCHEMA"

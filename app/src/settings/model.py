@@ -315,6 +315,9 @@ class ScaleSettings(Section):
 class StateSettings(Section):
     """The records of jobs."""
 
+    records: Literal["file", "store"] = setting(
+        "file", "file: for the processes of one machine; store: in the HANA of [store], for several services"
+    )
     path: Path | None = setting(None, "folder of the job records; default: the local store's, else `.owl-sap`")
     max_attempts: int = setting(5, "a job fails after its process has died so often", ge=1)
 
@@ -388,6 +391,14 @@ class Settings(Section):
             if names.count(name) > 1:
                 raise ValueError(f'two collections are named "{name}"; names must differ')
         return collections
+
+    @model_validator(mode="after")
+    def _records_in_hana(self) -> Settings:
+        if self.state.records == "store" and self.store.kind != "hana":
+            raise ValueError(
+                'state.records = "store" needs a store in HANA ([store] kind = "hana"); with a local store use "file"'
+            )
+        return self
 
     @property
     def synced(self) -> tuple[CollectionSettings, ...]:

@@ -26,7 +26,6 @@ from connector.errors import (
 )
 from connector.hana import catalog
 from connector.hana.connection import HanaFeatures, HanaPool, Rows, quote
-from connector.hana.privileges import creating, granted
 from connector.model import (
     ChangeSet,
     Filter,
@@ -51,6 +50,7 @@ from connector.stores.hana.tables import (
     as_hit,
     as_text,
     compiled,
+    create,
     state_tables,
     table_name,
 )
@@ -141,13 +141,7 @@ class HanaStore(VectorStore):
         return VectorTable(self._schema, name)
 
     def _create(self, sql: str) -> None:
-        """Create a table or index. Does nothing if another worker creates it at the same time."""
-        try:
-            with granted(self._pool, creating(self._schema)):
-                self._pool.execute(sql, doing="creating the store's tables")
-        except DatabaseError as error:
-            if error.code not in (288, 289):  # the table or index already exists
-                raise
+        create(self._pool, self._schema, sql)
 
     def _create_table(self, name: str, collection: str, number: int, dimension: int) -> str:
         self._features = self._features or HanaFeatures.probe(self._pool)
