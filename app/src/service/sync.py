@@ -115,6 +115,8 @@ class Sync:
         more: dict[str, Any] = {"full": request.full, "accept_schema": request.accept_schema}
         if request.max_deletes is not None:
             more["max_deletes"] = request.max_deletes
+        if self._parts.scaled:
+            more["windows"] = self._parts.settings.scale.windows
         return run_options(self._parts.settings, request.owner, **more), Watch(observer, stop)
 
     def _counted(self, work: Callable[[CollectionSpec, _Run], Report], name: str, run: _Run) -> Report:
