@@ -200,7 +200,11 @@ class Sync:
     def _fill(self, maker: Maker, run: _Run) -> SyncReport:
         ends = Ends(self._parts.source, self._parts.store, maker.embedder)
         options, watch = run
+        before = maker.embedder.engine.stats()
         report = sync(maker.spec, ends, options, watch.observer, watch.stop, self._workers(maker))
+        after = maker.embedder.engine.stats()
+        report.blocks = after.blocks - before.blocks
+        report.repeated_blocks = after.repeated_blocks - before.repeated_blocks
         if report.paused not in _BEFORE_WRITING:
             self._generations.record(maker)
         return report
