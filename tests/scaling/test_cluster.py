@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +104,17 @@ def test_a_killed_worker_is_replaced_and_costs_no_row(
     assert killed not in pids
     assert not pool.failed
     assert capfd.readouterr().out == ""
+
+
+def test_all_workers_killed_at_once_are_waited_for(cluster: Cluster, pool: Engine, engine: Engine) -> None:
+    texts = [f"valve {number} of line {number % 31}" for number in range(4000)]
+    expected = engine.embed(texts, "bulk")
+    pids = [report["pid"] for report in cluster.reports()]
+    with ThreadPoolExecutor(1) as threads:
+        found = threads.submit(pool.embed, texts, "bulk")
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+        assert np.array_equal(found.result(120), expected)
 
 
 def test_two_halves_of_a_gpu_are_the_same_gpu(cluster: Cluster) -> None:
