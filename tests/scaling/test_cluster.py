@@ -33,16 +33,11 @@ ROWS = 3000
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
-    names = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_USAGE_STATS_ENABLED")
-    before = {name: os.environ.pop(name) for name in names if name in os.environ}
     handler = signal.getsignal(signal.SIGTERM)
     cluster = Cluster(ScaleSettings(actors=2, threads=1), gpus=1)
     assert signal.getsignal(signal.SIGTERM) is handler
     yield cluster
     cluster.close()
-    for name in names:
-        os.environ.pop(name, None)
-    os.environ.update(before)
 
 
 @pytest.fixture(scope="module")
@@ -56,10 +51,10 @@ def engine() -> Iterator[Engine]:
         yield engine
 
 
-def synced(engine: Engine, folder: Path, *, kill: int = 0) -> tuple[SyncReport, dict[str, bytes]]:
-    """Sync `ROWS` rows; kill the process `kill` at the first page. Return the report, and the stored vectors by id."""
+def synced(engine: Engine, folder: Path, *, rows: int = ROWS, kill: int = 0) -> tuple[SyncReport, dict[str, bytes]]:
+    """Sync rows; kill the process `kill` at the first page. Return the report, and the stored vectors by id."""
     source = MemorySource()
-    for number in range(ROWS):
+    for number in range(rows):
         source.put("100", f"{number:06}", MAKTX=f"pump number {number} with a seal of steel", MTART=f"T{number % 7}")
     if kill:
         pages, alive = source.pages, [kill]
