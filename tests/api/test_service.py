@@ -69,7 +69,15 @@ def test_a_row_whose_text_kills_engines_is_quarantined_alone(pooled: Service, so
     source.rows_by_key["3"]["MAKTX"] = "deadly poison"
     report = pooled.sync.run("materials")
     assert (report.upserted, report.quarantined) == (3, 1)
+    assert report.blocks > report.repeated_blocks > 0
     assert [entry.key for entry in pooled.quarantine.entries("materials")] == [{"MATNR": "3"}]
+
+
+def test_a_report_has_the_blocks_that_several_engines_got(pooled: Service) -> None:
+    report = pooled.sync.run("materials").as_dict()
+    assert (report["blocks"], report["repeated_blocks"]) == (1, 0)
+    again = pooled.sync.run("materials").as_dict()
+    assert (again["unchanged"], again["blocks"]) == (4, 0)
 
 
 def test_sync_hands_on_its_request(service: Service, source: Any) -> None:

@@ -450,6 +450,9 @@ def test_a_part_that_killed_one_member_is_computed_whole_by_another(
     undivided = Counter(stop - start for start, stop in scene.pool._parts(TEXTS))
     assert sizes - undivided, "a part was given to two members"
     assert sizes.keys() == undivided.keys(), "and none was halved"
+    stats = scene.pool.stats()
+    assert stats.blocks == len(parts)
+    assert stats.repeated_blocks == len(parts) - undivided.total()
 
 
 def test_the_only_member_computes_again_what_it_died_of() -> None:

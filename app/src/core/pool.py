@@ -333,14 +333,19 @@ class EnginePool(Engine):
         return sum(member.planned_tokens for member in self.members)
 
     def stats(self) -> EngineStats:
-        """Return the sums over all members; `texts` as the callers gave them."""
+        """Return the sums over all members; texts and blocks as counted here."""
         each = [member.stats() for member in self.members]
         sums = {item.name: sum(getattr(stats, item.name) for stats in each) for item in fields(EngineStats)}
-        return replace(EngineStats(**sums), **{name: self._counts[name] for name in ("texts", "computed_texts")})
+        counted = ("texts", "computed_texts", "blocks", "repeated_blocks")
+        return replace(EngineStats(**sums), **{name: self._counts[name] for name in counted})
 
     def _count_texts(self, texts: int, computed: int) -> None:
+        self.count(texts=texts, computed_texts=computed)
+
+    def count(self, **more: int) -> None:
+        """Add to the statistics."""
         with self._changed:
-            self._counts.update(texts=texts, computed_texts=computed)
+            self._counts.update(more)
 
     def stalled(self) -> float:
         """Return the longest time of a working member."""
@@ -397,6 +402,7 @@ class _Part:
                     raise
                 error = refused
             else:
+                self.pool.count(blocks=1, repeated_blocks=int(self.deaths > 0 or self.only is not None))
                 self.answer.add_done_callback(partial(_cancel, future))
                 future.add_done_callback(partial(self._answered, member, size))
                 return self.answer
