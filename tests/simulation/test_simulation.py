@@ -12,6 +12,7 @@ MANY, PART, SECONDS = 10_000, 500, 600
 ENOUGH = 300  # seeds after which a planted bug counts as not found
 
 
+@pytest.mark.proves(1, 10)
 @pytest.mark.parametrize("first", range(0, SEEDS, EACH))
 def test_no_seed_violates_a_rule(first: int) -> None:
     for seed in range(first, first + EACH):
@@ -19,6 +20,7 @@ def test_no_seed_violates_a_rule(first: int) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.proves(1, 10)
 @pytest.mark.timeout(SECONDS)
 @pytest.mark.parametrize("first", range(SEEDS, SEEDS + MANY, PART))
 def test_no_seed_of_many_violates_a_rule(first: int) -> None:

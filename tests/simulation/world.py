@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 import random
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import lru_cache
@@ -198,6 +198,7 @@ class Judge:
         self.history: dict[str, list[tuple[float, Version]]] = {}
         self.began: dict[int, float] = {}
         self.tried: Counter[str] = Counter()
+        self.holder = ""  # the last worker that took the lease
 
     def remember(self) -> None:
         """Record what the rows are now."""
@@ -215,6 +216,7 @@ class Judge:
         return POISON if POISON in text else Wanted(tuple(split(text)), (("GRP", group),))
 
     def taken(self, epoch: int, began: float) -> None:
+        self.holder = self._world.sim.current.process.name
         if epoch in self.began:
             raise Violation(f"epoch {epoch} was given twice")
         self.began[epoch] = began
@@ -300,6 +302,7 @@ class Plan:
     """What a seed does."""
 
     way: str
+    synced: bool  # before the faults begin
     rows: int
     workers: int
     runs: int
@@ -320,20 +323,21 @@ class Plan:
 
         harm = [name for name in ("kill", "pause", "cut_off", "jump") if chance.random() < 0.6]
         faults = Faults(
-            slow=rate(0.02),
+            slow=rate(0.03),
             lost=rate(0.01),
-            reply_lost=rate(0.03),
-            rolled_back=rate(0.02),
+            reply_lost=rate(0.1),
+            rolled_back=rate(0.05),
             no_memory=rate(0.02),
             refused=rate(0.1),
         )
         return cls(
-            way=chance.choice(sorted(WAYS)),
+            way=(way := chance.choice((*sorted(WAYS), "log"))),
+            synced=chance.random() < (0.2 if way == "full" else 0.8),
             rows=chance.randint(3, 9),
-            workers=chance.choice((1, 2, 2, 3)),
+            workers=chance.choice((1, 2, 2, 2, 3)),
             runs=chance.randint(1, 2),
-            events=chance.randint(4, 14),
-            calm=chance.choice((30, 80, 150)),
+            events=chance.randint(6, 24),
+            calm=chance.choice((20, 40, 80)),
             actions=("change", "change", *harm),
             faults=faults,
             page_rows=chance.randint(1, 4),
@@ -380,8 +384,10 @@ class World:
                 for key in range(self.plan.rows):
                     self._put(key)
                 self.judge.remember()
+                if self.plan.synced:
+                    self._alone(self._first)
                 self._chaos()
-                self._calm()
+                self._alone(self._last)
             finally:
                 failpoints.arm(None)
                 self.sim.nemesis = None
@@ -394,31 +400,39 @@ class World:
         self.sim.nemesis = self._nemesis
         self.sim.run(lambda: self._ended == self.plan.workers)
 
-    def _calm(self) -> None:
-        """Without faults: an ordinary run, a full one, and one that finds nothing to do."""
-        self.sim.nemesis = None
-        self.server.faults = Faults()
-        process, done = Process("last"), list[bool]()
+    def _alone(self, work: Callable[[], None]) -> None:
+        """Run `work` in a process of its own, without faults."""
+        done: list[bool] = []
 
-        def work() -> None:
-            self.sim.sleep(121)  # the longest pause, and the watermark's delay
-            ends = self.ends()
-            options = SyncOptions(max_deletes=1.0, owner=process.name, lease_wait=600.0)
-            self._sync(ends, options)
-            exact = self.plan.way != "watermark"
-            if exact or "jump" not in self.plan.actions:  # rows of a clock set back come late
-                self.judge.agrees(deletions=exact)
-            report = self._sync(ends, replace(options, full=True))
-            self.judge.agrees()
-            if exact and (report.upserted or report.deleted):
-                raise Violation(f"a run that has nothing to do did something: {report}")
-            if not (audit := verify(self._spec(), ends)).ok:
-                raise Violation(f"verify disagrees: {audit}")
-            self.judge.attempts()
+        def working() -> None:
+            work()
             done.append(True)
 
-        self.sim.spawn(process, work)
+        self.server.faults, self.sim.nemesis = Faults(), None
+        self.sim.spawn(Process("alone"), working)
         self.sim.run(lambda: bool(done))
+        self.server.faults = self.plan.faults
+
+    def _first(self) -> None:
+        self._sync(self.ends(), SyncOptions())
+        for _ in range(2):
+            self._change()
+
+    def _last(self) -> None:
+        """An ordinary run, a full one, which has nothing left to do, and `verify`."""
+        self.sim.sleep(121)  # the longest pause, and the watermark's delay
+        ends, options = self.ends(), SyncOptions(max_deletes=1.0, owner="last", lease_wait=600.0)
+        self._sync(ends, options)
+        exact = self.plan.way != "watermark"
+        if exact or "jump" not in self.plan.actions:  # rows of a clock set back come late
+            self.judge.agrees(deletions=exact)
+        report = self._sync(ends, replace(options, full=True))
+        self.judge.agrees()
+        if exact and (report.upserted or report.deleted):
+            raise Violation(f"a run that has nothing to do did something: {report}")
+        if not (audit := verify(self._spec(), ends)).ok:
+            raise Violation(f"verify disagrees: {audit}")
+        self.judge.attempts()
 
     def ends(self) -> Ends:
         options = ConnectionOptions(host="sim", encrypt=False)
@@ -441,7 +455,7 @@ class World:
             ends = self.ends()
             while runs:
                 runs -= 1
-                self.sim.sleep(chance.uniform(0, 20))
+                self.sim.sleep(chance.uniform(0, 5))
                 self._attempt(ends, process)
             self._ended += 1
 
@@ -460,7 +474,7 @@ class World:
             readers=plan.readers,
             max_deletes=plan.max_deletes,
             owner=process.name,
-            lease_wait=chance.choice((0.0, 10.0, 60.0)),
+            lease_wait=chance.choice((0.0, 40.0, 60.0)),
             full=chance.random() < plan.full,
         )
         try:
@@ -495,8 +509,9 @@ class World:
         self._events -= 1
         self._next_event = self.sim.steps + self.chance.randint(1, self.plan.calm)
         action = self.chance.choice(self.plan.actions)
-        process = self.chance.choice(self.workers)
-        seconds = self.chance.choice((3.0, 20.0, 45.0, 100.0))
+        holders = [process for process in self.workers if process.name == self.judge.holder]
+        process = self.chance.choice(holders if holders and self.chance.random() < 0.7 else self.workers)
+        seconds = self.chance.choice((3.0, 33.0, 45.0, 100.0))
         self.outcomes[action] += 1
         match action:
             case "change":
