@@ -498,11 +498,13 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """The right to write to a collection. A write with an `epoch` below the store's raises LeaseLost."""
+    """The right to write to a collection. A write with an `epoch` below the store's raises LeaseLost. `part`: number
+    of a part (`VectorStore.split_lease`); None: the whole lease."""
 
     collection: str
     owner: str
     epoch: int
+    part: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

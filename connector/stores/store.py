@@ -172,6 +172,9 @@ class VectorStore(ABC):
     def _forget(self) -> None:
         """Forget cached state."""
 
+    def _end_parts(self, session: Session, collection: str) -> None:  # noqa: B027 - a store may never split a lease
+        """End the parts of an earlier lease. Waits for writes with them."""
+
     def _find(self, name: str) -> Collection | None:
         doing = f"opening collection {name!r}"
         return self._tables.find(lambda *asked: self._database.read(*asked, doing=doing), name)
@@ -279,6 +282,11 @@ class VectorStore(ABC):
             with suppress(ConnectorError):  # it expires by itself
                 self.release_lease(lease)
 
+    def split_lease(self, lease: Lease, count: int) -> list[Lease]:
+        """Return `count` parts of the lease, for workers that write at the same time without waiting for each other.
+        They are lost with the lease, are not renewed by writes, and end with the next split."""
+        return [lease] * count
+
     def take_lease(self, collection: str, owner: str, ttl: float) -> int | str:
         """Return the new epoch, or the name of the current owner. Takes over an expired lease."""
         self._known(collection)
@@ -295,7 +303,10 @@ class VectorStore(ABC):
             if not rows:  # dropped, or renamed by a switch, since it was looked up
                 raise tables.unknown(collection)
             holder, epoch = rows[0]
-            return int(epoch) if taken else str(holder)
+            if not taken:
+                return str(holder)
+            self._end_parts(session, collection)
+            return int(epoch)
 
         return self._database.in_transaction(take, doing="taking a lease")
 
@@ -500,6 +511,7 @@ class Generations:
             epoch = max(row.epoch for row in rows) + 1  # above every earlier lease of either name
 
             def rename(row: Collection, name: str, retired: str) -> None:
+                self._store._end_parts(session, row.name)
                 sql = (
                     f'UPDATE {tables.state} SET "COLLECTION" = ?, "CHECKPOINT" = ?, "LEASE_EPOCH" = ?, '
                     f'"LEASE_OWNER" = NULL, "LEASE_UNTIL" = NULL, "RETIRED_AT" = {retired} WHERE "COLLECTION" = ?'

@@ -54,7 +54,8 @@ Prepared = tuple[list[Piece], list[QuarantinedRow]]  # pieces with all vectors, 
 
 
 class DocumentWriter:
-    """Embeds and writes documents of one collection, for one run. `prepare` and `apply` may run in two threads."""
+    """Embeds and writes documents of one collection, for one run. `prepare` may run in several threads, and
+    `apply` in one more."""
 
     def __init__(
         self, ends: Ends, lease: Lease, renderer: Renderer, clock: StageClock, *, afresh: bool = False

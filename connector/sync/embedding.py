@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 
 import numpy as np
@@ -15,12 +16,13 @@ from connector.sync.options import StageClock
 
 class TextEmbedder:
     """Embeds texts and caches their vectors for one run. Counts `embedded` and `reused` texts, and the `tokens` of the
-    embedded ones."""
+    embedded ones. Thread-safe; calls at the same time may embed the same text twice."""
 
     def __init__(self, embedder: Embedder, clock: StageClock) -> None:
         self._embedder = embedder
         self._clock = clock
         self._cache = VectorCache()
+        self._lock = threading.Lock()  # of the cache and the counts
         self.embedded = self.reused = self.tokens = 0
 
     def __call__(self, texts: Sequence[str]) -> tuple[Vectors, list[bool]]:
@@ -32,10 +34,12 @@ class TextEmbedder:
         """
         keys = list(map(VectorCache.key, texts))
         fresh = dict(zip(keys, texts, strict=True))
-        known = {key: cached for key in fresh if (cached := self._cache.get(key)) is not None}
+        with self._lock:
+            known = {key: cached for key in fresh if (cached := self._cache.get(key)) is not None}
         for key in known:
             del fresh[key]
         embedded: dict[bytes, Vector] = {}
+        tokens: Sequence[int] = ()
         vectors = np.empty((0, self._embedder.dimension), np.float32)
         left = fresh
         with self._clock("embed", len(fresh)):
@@ -53,14 +57,15 @@ class TextEmbedder:
                     raise ValueError(f"the engine gave vectors of shape {vectors.shape} for {len(left)} texts")
                 sound = zip(left, vectors, _are_units(vectors), strict=True)
                 embedded = {key: vector for key, vector, unit in sound if unit}
-                self.tokens += sum(tokens)
                 break
         if fresh and not embedded:
             self._check_engine(len(fresh))
-        for key, vector in embedded.items():
-            self._cache.put(key, vector.copy())  # copy: a view would keep the whole window's matrix in memory
-        self.embedded += len(embedded)
-        self.reused += len(texts) - len(fresh)
+        with self._lock:
+            for key, vector in embedded.items():
+                self._cache.put(key, vector.copy())  # copy: a view would keep the whole window's matrix in memory
+            self.embedded += len(embedded)
+            self.reused += len(texts) - len(fresh)
+            self.tokens += sum(tokens)
         if len(embedded) == len(keys):  # the usual case: the texts are distinct and new
             return vectors, [True] * len(keys)
         known |= embedded

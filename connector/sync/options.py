@@ -49,10 +49,11 @@ class SyncOptions:
     """`max_deletes`: the largest share of stored documents that one run may delete.
     `lease_wait`: seconds to wait for the lease.
 
-    `window`: changed documents to embed together; a large window allows batches of similar lengths. `readers`: threads
-    that read a large table, one key range each. `full`: compare every row, regardless of the method. `accept_schema`:
-    continue although a used column changed its type. `max_attempts`: attempts after which a quarantined row is skipped
-    until its content changes or it is retried by hand.
+    `window`: changed documents to embed together; a large window allows batches of similar lengths. `windows`: how many
+    to embed at a time; more than one keeps several devices busy. `readers`: threads that read a large table, one key
+    range each. `full`: compare every row, regardless of the method. `accept_schema`: continue although a used column
+    changed its type. `max_attempts`: attempts after which a quarantined row is skipped until its content changes or it
+    is retried by hand.
     """
 
     page_rows: int = 1000
@@ -64,6 +65,7 @@ class SyncOptions:
     accept_schema: bool = False
     max_attempts: int = 6
     readers: int = 2
+    windows: int = 1
 
 
 @dataclass(slots=True)
@@ -81,7 +83,9 @@ class SyncReport(Report):
     `paused` is None, `max_deletes` (upserts were applied, deletions were not), `schema_changed` (nothing was applied)
     or `log_missing` (nothing was read). `stopped`: ended early on request, with no deletions and the old checkpoint.
     `complete`: every row was compared. `method`: `full` (all rows by value), `hash` or `rowid` (all, unchanged ones not
-    transferred), `watermark` or `log`. `loaded`: rows whose values were read. `stages`: seconds busy.
+    transferred), `watermark` or `log`. `loaded`: rows whose values were read. `stages`: seconds busy. `blocks` of texts
+    were given to several engines, `repeated_blocks` of them again because an engine died; both include those of other
+    runs with the same model at that time.
     """
 
     method: str = "full"
@@ -100,6 +104,8 @@ class SyncReport(Report):
     embedded_texts: int = 0
     reused_texts: int = 0
     tokens: int = 0
+    blocks: int = 0
+    repeated_blocks: int = 0
     seconds: float = 0.0
     rows_per_second: float = 0.0
     stages: dict[str, float] = field(default_factory=lambda: dict.fromkeys(STAGES, 0.0))

@@ -37,9 +37,17 @@ class Channel(Generic[T]):
         self._senders = senders
         self._waiting: deque[tuple[T, int]] = deque()
         self._bytes = 0
+        self._count = 0  # items that were put
         self._closed = False
-        self._error: BaseException | None = None
+        self.error: BaseException | None = None  # the first one
         self._changed = threading.Condition()
+
+    def wait_for(self, count: int) -> None:
+        """Wait until `count` items were put. Raises as `put`."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._count == count or self._given_up())
+            if self._given_up():
+                raise Closed
 
     def put(self, item: T, size: int) -> None:
         """Wait for room and add an item of `size` bytes. Raises Closed if the receiver or another sender is gone."""
@@ -49,6 +57,7 @@ class Channel(Generic[T]):
                 if fits or not self._waiting:  # one item may always wait, however large it is
                     self._waiting.append((item, size))
                     self._bytes += size
+                    self._count += 1
                     self._changed.notify_all()
                     return
                 self._changed.wait()
@@ -59,7 +68,7 @@ class Channel(Generic[T]):
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or self._given_up() or not self._senders)
             if not self._waiting:
-                raise self._error or Closed
+                raise self.error or Closed
             item, size = self._waiting.popleft()
             self._bytes -= size
             self._changed.notify_all()
@@ -69,19 +78,20 @@ class Channel(Generic[T]):
         """End one sender; each sender calls this once. An error also stops the other senders."""
         with self._changed:
             self._senders -= 1
-            self._error = self._error or error
+            self.error = self.error or error
             self._changed.notify_all()
 
-    def close(self) -> None:
+    def close(self, error: BaseException | None = None) -> None:
         """Drop waiting items and stop both sides."""
         with self._changed:
             self._closed = True
+            self.error = self.error or error
             self._waiting.clear()
             self._bytes = 0
             self._changed.notify_all()
 
     def _given_up(self) -> bool:
-        return self._closed or self._error is not None
+        return self._closed or self.error is not None
 
 
 def _start(name: str, work: Callable[[], None]) -> threading.Thread:
@@ -158,45 +168,48 @@ class Work:
 
 
 class Pipeline:
-    """Embed and write work in the order of `put`. Not thread-safe.
+    """Embed up to `windows` pieces of work at a time, and write them in the order of `put`. Not thread-safe.
 
     The first error of either stage ends the run: nothing put later is written, and `put`, `check` and `finish` raise
     it. Work put before the failing piece is still written if possible.
     """
 
-    def __init__(self, writer: DocumentWriter, count: Callable[[Written], None], *, max_bytes: int = MAX_BYTES) -> None:
+    def __init__(
+        self, writer: DocumentWriter, count: Callable[[Written], None], windows: int = 1, *, max_bytes: int = MAX_BYTES
+    ) -> None:
         """`count` receives everything written, in the thread that calls `put`."""
         self._writer = writer
         self._count = count
-        self._works: Channel[Work] = Channel(max_bytes, _MAX_WORKS)
-        self._prepared: Channel[tuple[Work, Prepared]] = Channel(max_bytes, _MAX_PREPARED)
+        self._windows = windows
+        self._works: Channel[tuple[int, Work]] = Channel(max_bytes, _MAX_WORKS)  # each with the number put before it
+        self._prepared: Channel[tuple[Work, Prepared]] = Channel(max_bytes, _MAX_PREPARED, senders=windows)
         self._written: deque[Written] = deque()
         self._threads: list[threading.Thread] = []
+        self._put = 0
         self._ended = False
-        self._error: BaseException | None = None
-        self._failing = threading.Lock()
 
     def put(self, work: Work) -> None:
         """Wait while the stages are busy. Raises the error of this or earlier work."""
         self.check()
         if not self._threads:
-            self._threads = [
-                _start("sync-embed", partial(self._stage, self._embed, self._prepared.end)),
-                _start("sync-apply", partial(self._stage, self._apply, self._prepared.close)),
-            ]
+            embed = partial(self._stage, self._embed, self._prepared.end)
+            self._threads = [_start(f"sync-embed-{number}", embed) for number in range(1, self._windows + 1)]
+            self._threads.append(_start("sync-apply", partial(self._stage, self._apply, self._prepared.close)))
         try:
             texts = sum(getsizeof(document.text) for document in work.documents)
-            self._works.put(work, texts + _OVERHEAD_BYTES * (len(work.documents) + entries(work.extra)))
+            size = texts + _OVERHEAD_BYTES * (len(work.documents) + entries(work.extra))
+            self._works.put((self._put, work), size)
         except Closed:
             self.check()
             raise
+        self._put += 1
 
     def check(self) -> None:
         """Count what was written since the last call. Raises as `put`."""
         while self._written:
             self._count(self._written.popleft())
-        if self._error is not None:
-            raise self._error
+        if self._prepared.error is not None:
+            raise self._prepared.error
 
     def finish(self) -> None:
         """Wait until everything that was put is stored. Raises as `put`."""
@@ -213,23 +226,26 @@ class Pipeline:
         self._prepared.close()
         _leave(self._threads)
 
-    def _stage(self, step: Callable[[], None], leave: Callable[[], None]) -> None:
+    def _stage(self, step: Callable[[], None], leave: Callable[[BaseException | None], None]) -> None:
         """Run the step until its queue ends."""
+        failure = None
         try:
             while True:
                 step()
         except Closed:
             pass
         except BaseException as error:
-            with self._failing:
-                self._error = self._error or error
+            failure = error
         finally:
+            leave(failure)
             self._works.close()
-            leave()
 
     def _embed(self) -> None:
-        work = self._works.get()
-        prepared = self._writer.prepare(work.documents)
+        number, work = self._works.get()
+        try:
+            prepared = self._writer.prepare(work.documents)
+        finally:
+            self._prepared.wait_for(number)  # results and errors in the order of `put`
         size = _OVERHEAD_BYTES * entries(work.extra)
         for piece in prepared[0]:
             size += piece.vectors.nbytes + sum([_OVERHEAD_BYTES + getsizeof(chunk.text) for chunk in piece.chunks])

@@ -36,7 +36,7 @@ WINDOW_BYTES = 8 << 20  # limit of the texts embedded together
 @dataclass(frozen=True, slots=True)
 class Task:
     """One run over `feed` under `lease`. `checkpoint`: of the previous run. `columns`: types of the used columns by
-    name. `began`: UTC, by the source's clock."""
+    name. `began`: UTC, by the source's clock. `tried`: ids in quarantine that workers have tried in this run."""
 
     ends: Ends
     renderer: Renderer
@@ -47,6 +47,7 @@ class Task:
     checkpoint: Checkpoint
     columns: Mapping[str, str]
     began: datetime
+    tried: frozenset[str] = frozenset()
 
 
 def reconcile(task: Task) -> SyncReport:
@@ -77,7 +78,7 @@ class Run:
         self._clock = StageClock(task.watch.observer)
         self._report = SyncReport(task.lease.collection, complete=task.feed.complete)
         self._writer = DocumentWriter(task.ends, task.lease, task.renderer, self._clock)
-        self._pipeline = Pipeline(self._writer, self._count)
+        self._pipeline = Pipeline(self._writer, self._count, task.options.windows)
         self._window = _Window()
         # Quarantine entries whose rows this run has not processed yet.
         self._quarantine = {row.id: row for row in task.ends.store.quarantine(task.lease.collection)}
@@ -247,14 +248,15 @@ class Run:
         return was_pending
 
     def _skip(self, id_: str, row: Row) -> bool:
-        """Return whether the row failed too often with this content. It then stays in quarantine."""
-        entry = self._quarantine.get(id_)
+        """Return whether the row failed too often, or already in this run, with this content. It then stays in
+        quarantine."""
+        entry, tried = self._quarantine.get(id_), id_ in self._task.tried
         given_up = entry is not None and entry.given_up(self._options.max_attempts)
-        if entry is None or not given_up or entry.digest != self._renderer.row_digest(row):
+        if entry is None or not (tried or given_up) or entry.digest != self._renderer.row_digest(row):
             return False
         del self._quarantine[id_]
         self._report.quarantined += 1
-        self._skipped += 1
+        self._skipped += given_up
         return True
 
     def _reject(self, row: Row, reason: str) -> None:

@@ -14,6 +14,7 @@ from connector.sync import schema
 from connector.sync.feeds.choose import choose
 from connector.sync.feeds.feed import ReadPlan
 from connector.sync.options import Ends, Stop, SyncOptions, SyncReport, Watch, never
+from connector.sync.ranges import Workers, reconcile_spread
 from connector.sync.reconcile import Task, reconcile
 
 __all__ = ["Ends", "Stop", "SyncOptions", "SyncReport", "Watch", "never", "sync", "take_lease"]
@@ -27,12 +28,13 @@ def sync(
     options: SyncOptions | None = None,
     observer: Observer | None = None,
     stop: Stop = never,
+    workers: Workers | None = None,
 ) -> SyncReport:
     """Bring the collection up to date with its source.
 
     Raises configuration errors before writing anything. After a lost connection the next run continues. `stop` is
     called once per page; after True the run finishes the work in hand and reports `stopped`. A changed source pauses
-    the collection.
+    the collection. `workers`: share a comparison of every row, whose store must be in HANA.
     """
     options, watch = options or SyncOptions(), Watch(observer, stop)
     try:
@@ -53,7 +55,8 @@ def sync(
             plan = ReadPlan(spec, query, renderer.digest, table, options.page_rows, now, options.full, options.readers)
             with schema.pausing_on_source_change(plan, ends, checkpoint, lease):
                 feed = choose(plan, ends.source, checkpoint)
-                report = reconcile(Task(ends, renderer, lease, options, watch, feed, checkpoint, columns, now))
+                task = Task(ends, renderer, lease, options, watch, feed, checkpoint, columns, now)
+                report = reconcile(task) if workers is None else reconcile_spread(spec, task, workers)
     except SyncPaused as paused:
         return SyncReport(spec.name, paused=paused.reason, complete=False, notes=[str(paused)])
     except SchemaChanged as error:  # while reading: earlier rows are stored, unseen rows were not deleted

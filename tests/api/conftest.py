@@ -17,14 +17,19 @@ import pytest
 import uvicorn
 
 from app.src.api.server import bound, configuration, create_app
+from app.src.jobs.records import FileRecords, Records
+from app.src.jobs.store_records import StoreRecords
 from app.src.service.service import Service
 from app.src.settings import Settings
 from connector.errors import ConnectorError, UnknownTable
+from connector.hana.connection import ConnectionOptions, HanaPool
 from connector.model import Column, Key, KeyRange, Query, Row, Table, TableRef
 from connector.protocols import Capture
+from connector.stores.state import LeaseTimes
 from hana_emulator.testing import Emulator
 
 MATERIALS = TableRef("S", "MARA")
+Place = Callable[[], Records]
 TEXTS = {
     "1": "gearbox bearing steel",
     "2": "garden hose rubber",
@@ -78,6 +83,21 @@ class TableSource:
 
     def rows(self, query: Query, keys: Sequence[Key]) -> list[Row]:
         return [Row(key, self.rows_by_key[str(key[0])]) for key in keys if str(key[0]) in self.rows_by_key]
+
+
+@pytest.fixture(params=["file", "hana"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
+    """Makes records as one of several processes has them: all in one folder, or in one schema of the emulator."""
+    if request.param == "file":
+        yield lambda: FileRecords(tmp_path / "state")
+        return
+    emulator: Emulator = request.getfixturevalue("emulator")
+    schema: str = request.getfixturevalue("hana_schema")
+    login = ConnectionOptions(
+        host=emulator.host, port=emulator.port, user=emulator.user, password=emulator.password, encrypt=False
+    )
+    with HanaPool(login) as pool:
+        yield lambda: StoreRecords(lambda: pool, lambda: schema, LeaseTimes(ttl=2, renew=0.5))
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ from httpx import Client
 from httpx_sse import ServerSentEvent, connect_sse
 
 from app.src.api import jobs as routes
+from app.src.jobs.records import FileRecords
 from app.src.jobs.runner import Jobs
 from app.src.service.service import Service
 from connector.sync import run
@@ -336,7 +337,7 @@ def _no_thread_left() -> Iterator[None]:
 
 def test_a_folder_for_records_that_cannot_be_used_is_said(service: Service, tmp_path: Any) -> None:
     (tmp_path / "file").write_text("in the way")
-    service.jobs.folder = tmp_path / "file" / "state"
+    service.jobs._records = FileRecords(tmp_path / "file" / "state")
     with serving(service) as client:
         detail = problem(client.post("/v1/collections/materials/sync"), 503)["detail"]
         assert "[state] path" in detail

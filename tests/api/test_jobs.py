@@ -27,10 +27,11 @@ from app.src.jobs.journal import (
     QueueFull,
     StateUnusable,
     UnknownJob,
-    is_alive,
 )
+from app.src.jobs.records import FileRecords, Records, is_alive
 from app.src.jobs.runner import Jobs, Run
 from connector.errors import ConnectorError, DatabaseError
+from tests.api.conftest import Place
 
 ROOT = Path(__file__).parents[2]
 Make = Callable[..., "Given"]
@@ -39,9 +40,13 @@ Make = Callable[..., "Given"]
 class Given(Jobs):
     """Jobs whose work is given when they are started, by collection: only the one who was given it can do it."""
 
-    def __init__(self, folder: Path, options: JobOptions | None = None, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self, records: Path | Records, options: JobOptions | None = None, clock: Callable[[], float] = time.time
+    ) -> None:
+        """`records`: a folder for a file of records, or the records."""
         self.works: dict[str, Callable[[Run], Any]] = {}
-        super().__init__(folder, lambda run: self.works[run.collection](run), options, clock)
+        records = FileRecords(records) if isinstance(records, Path) else records
+        super().__init__(records, lambda run: self.works[run.collection](run), options, clock)
 
     def begin(self, collection: str, work: Callable[[Run], Any], kind: Kind = "sync") -> Job:
         self.works[collection] = work
@@ -53,12 +58,12 @@ class Known(Exception):
 
 
 @pytest.fixture
-def make(tmp_path: Path) -> Iterator[Make]:
-    """Several share one folder, as processes do."""
+def make(place: Place) -> Iterator[Make]:
+    """Several share the records, as processes do."""
     made: list[Given] = []
 
     def new(workers: int = 2, expected: tuple[type[Exception], ...] = (), **limits: Any) -> Given:
-        made.append(Given(tmp_path / "state", JobOptions(workers, expected, **limits)))
+        made.append(Given(place(), JobOptions(workers, expected, **limits)))
         return made[-1]
 
     yield new
@@ -294,8 +299,9 @@ DIES = """
 import os, sys, time
 from pathlib import Path
 from typing import Any
+from app.src.jobs.records import FileRecords
 from app.src.jobs.runner import Jobs
-jobs = Jobs(Path(sys.argv[1]), lambda run: time.sleep(60) or {})
+jobs = Jobs(FileRecords(Path(sys.argv[1])), lambda run: time.sleep(60) or {})
 job = jobs.start("a", "verify", {"repair": True})
 while jobs.get(job.id).state != "running":
     time.sleep(0.005)
@@ -304,6 +310,7 @@ time.sleep(60)
 """
 
 
+@pytest.mark.parametrize("place", ["file"], indirect=True)
 def test_a_killed_process_leaves_its_job_to_others(make: Make, tmp_path: Path) -> None:
     command = [sys.executable, "-c", DIES, str(tmp_path / "state")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
@@ -338,16 +345,17 @@ def test_a_killed_process_leaves_its_job_to_others(make: Make, tmp_path: Path) -
 
 def test_deaths_are_counted_and_clean_ends_are_not(tmp_path: Path) -> None:
     """A job that kills its process must not come back for ever; one that outlives many deployments may."""
-    with closing(Journal(tmp_path, JobOptions(max_attempts=3))) as journal:
+    records = FileRecords(tmp_path)
+    with closing(Journal(records, JobOptions(max_attempts=3))) as journal:
         job = journal.add("a")
         assert job is not None
         for number in range(10):
-            journal.owner = f"1-ended-{number}"
+            records.owner = f"1-ended-{number}"
             assert journal.claim(None) is not None
             journal.finish(job.id, "queued", error="the service ended")
         states = []
         for number in range(3):
-            journal.owner = f"1-gone-{number}"
+            records.owner = f"1-gone-{number}"
             assert journal.claim(None) is not None
             states.append(journal.get(job.id).state)
         assert states == ["queued", "queued", "failed"]
@@ -408,7 +416,7 @@ def test_a_job_that_is_cancelled_while_its_gpu_fails_is_cancelled(make: Make) ->
 
 
 def test_presence_is_seen_from_inside_and_outside(tmp_path: Path) -> None:
-    with closing(Journal(tmp_path)) as journal:
+    with closing(Journal(FileRecords(tmp_path))) as journal:
         journal.register("a", None)
         assert is_alive(tmp_path, journal.owner)
     assert not is_alive(tmp_path, journal.owner)
@@ -475,9 +483,9 @@ def test_old_records_are_forgotten_and_newest_come_first(make: Make) -> None:
     assert jobs.events(made[0].id) == []
 
 
-def test_records_are_forgotten_by_age_too(tmp_path: Path) -> None:
+def test_records_are_forgotten_by_age_too(place: Place) -> None:
     now = time.time()
-    with closing(Given(tmp_path / "state", JobOptions(keep_days=1), lambda: now)) as jobs:
+    with closing(Given(place(), JobOptions(keep_days=1), lambda: now)) as jobs:
         old = wait_for(jobs, jobs.begin("a", lambda run: {}))
         now += 86_401
         new = wait_for(jobs, jobs.begin("a", lambda run: {}))
@@ -508,14 +516,16 @@ def test_records_are_chosen_by_collection_state_and_number(jobs: Given) -> None:
 # ---------------------------------------------------------------------------------------------------------- the folder
 
 
-def test_looking_makes_no_folder_and_the_first_job_makes_it_for_its_owner(jobs: Given) -> None:
+def test_looking_makes_no_folder_and_the_first_job_makes_it_for_its_owner(tmp_path: Path) -> None:
+    jobs, folder = Given(tmp_path / "state"), tmp_path / "state"
     assert jobs.all() == []
     assert jobs.current("a") is None
     with pytest.raises(UnknownJob):
         jobs.get("nope")
-    assert not jobs.folder.exists()
+    assert not folder.exists()
     wait_for(jobs, jobs.begin("a", lambda run: {}))
-    assert stat.S_IMODE(jobs.folder.stat().st_mode) == 0o700
+    jobs.close(2)
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
 
 
 def test_a_folder_that_cannot_be_made_is_one_message(tmp_path: Path) -> None:

@@ -19,10 +19,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.src.jobs.journal import JobOptions, Turn
+from app.src.jobs.records import FileRecords
 from app.src.jobs.runner import Jobs, Run
 from app.src.service.background import Scheduler, next_start
 from app.src.settings.collections import ScheduleSettings
 from connector.errors import DatabaseError
+from tests.api.conftest import Place
 from tests.api.test_jobs import Given, until, wait_for
 from tests.api.test_jobs_waiting import Clock
 
@@ -108,12 +110,12 @@ Make = Callable[..., tuple[Given, Scheduler]]
 
 
 @pytest.fixture
-def make(tmp_path: Path, clock: Clock) -> Iterator[Make]:
-    """Each as a process of its own that shares the folder: its jobs, and its schedules."""
+def make(place: Place, clock: Clock) -> Iterator[Make]:
+    """Each as a process of its own that shares the records: its jobs, and its schedules."""
     made: list[tuple[Given, Scheduler]] = []
 
     def new(**schedules: ScheduleSettings | None) -> tuple[Given, Scheduler]:
-        jobs = Given(tmp_path / "state", JobOptions(2, look_seconds=0.01), clock)
+        jobs = Given(place(), JobOptions(2, look_seconds=0.01), clock)
         for name in schedules:
             jobs.works[name] = lambda run: {"request": dict(run.job.request)}
         made.append((jobs, Scheduler(jobs, schedules, {"owner": "schedule"}, clock)))
@@ -280,7 +282,7 @@ def test_looking_before_anybody_ran_them_makes_no_folder(tmp_path: Path, clock: 
         scheduler = Scheduler(jobs, {"a": cron("0 0 1 1 *"), "b": None}, {}, clock)
         assert shown(scheduler.next_start("a") or 0) == "2027-01-01 00:00:00"
         assert scheduler.next_start("b") is None
-        assert not jobs.folder.exists()
+        assert not (tmp_path / "state").exists()
 
 
 @pytest.mark.slow
@@ -312,12 +314,13 @@ TAKES = """
 import sys, time
 from pathlib import Path
 from app.src.jobs.journal import JobOptions
+from app.src.jobs.records import FileRecords
 from app.src.jobs.runner import Jobs
 with open(sys.argv[2], "a") as file:
     def work(run):
         print(run.id, file=file, flush=True)
         return {}
-    jobs = Jobs(Path(sys.argv[1]), work, JobOptions(4, look_seconds=0.005))
+    jobs = Jobs(FileRecords(Path(sys.argv[1])), work, JobOptions(4, look_seconds=0.005))
     jobs.run()
     print("ready", flush=True)
     sys.stdin.read()
@@ -362,7 +365,7 @@ def test_a_process_takes_only_what_it_knows(tmp_path: Path) -> None:
         return {}
 
     options = JobOptions(1, collections=("b", "c"), look_seconds=0.01)
-    with closing(Jobs(tmp_path, work, options)) as jobs:
+    with closing(Jobs(FileRecords(tmp_path), work, options)) as jobs:
         for name in "abc":
             jobs.start(name)
         until(lambda: len(done) == 2)

@@ -6,7 +6,9 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from contextlib import closing, suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,6 +17,7 @@ from hypothesis import strategies as st
 
 from connector.errors import LeaseLost
 from connector.model import ChangeSet, Checkpoint, Chunk, CollectionSpec, Document, KeyRange, Query, Row
+from connector.stores.local.store import LocalStore
 from connector.sync.apply import Piece, Prepared, Written
 from connector.sync.feeds import full
 from connector.sync.pipeline import Channel, Closed, Pipeline, Work, read_ahead
@@ -90,8 +93,11 @@ def pipeline(writer: FakeWriter, counted: list[Written] | None = None, **more: i
 
 # --------------------------------------------------------------------------------------------------------- in order
 
+several = pytest.mark.parametrize("windows", [1, 3])
 
-def test_everything_in_order_counted_in_the_thread_that_puts() -> None:
+
+@several
+def test_everything_in_order_counted_in_the_thread_that_puts(windows: int) -> None:
     done: list[int] = []
     counting: set[str] = set()
     writing: set[str] = set()
@@ -100,7 +106,7 @@ def test_everything_in_order_counted_in_the_thread_that_puts() -> None:
         embed=lambda _: time.sleep(shuffled.random() / 500),
         store=lambda _: writing.add(threading.current_thread().name),
     )
-    line = Pipeline(writer, lambda _: counting.add(threading.current_thread().name))
+    line = Pipeline(writer, lambda _: counting.add(threading.current_thread().name), windows)
     for number in range(60):
         line.put(work(number, lambda number=number: done.append(number)))
     line.finish()
@@ -122,6 +128,29 @@ def test_done_comes_after_its_own_work_and_before_the_next() -> None:
     assert seen == [(number, number + 1) for number in range(10)]
 
 
+def test_as_many_pieces_are_embedded_at_a_time_as_asked_for() -> None:
+    together = threading.Barrier(3)  # breaks after a minute if fewer come at a time
+    inside, most = 0, 0
+    lock = threading.Lock()
+
+    def embed(_: str) -> None:
+        nonlocal inside, most
+        with lock:
+            inside += 1
+            most = max(most, inside)
+        together.wait(60)
+        with lock:
+            inside -= 1
+
+    writer = FakeWriter(embed)
+    line = pipeline(writer, windows=3)
+    for number in range(12):
+        line.put(work(number))
+    line.finish()
+    assert most == 3
+    assert writer.stored == [str(number) for number in range(12)]
+
+
 def test_a_pipeline_that_was_given_nothing_starts_no_thread() -> None:
     line = pipeline(FakeWriter())
     line.check()
@@ -133,10 +162,12 @@ def test_a_pipeline_that_was_given_nothing_starts_no_thread() -> None:
 # ----------------------------------------------------------------------------------------------------------- bounds
 
 
-def test_a_slow_store_keeps_little_waiting() -> None:
-    """Two pieces of work wait for the store, one for the engine; one more is in the hands of each."""
+@several
+def test_a_slow_store_keeps_little_waiting(windows: int) -> None:
+    """Two pieces of work wait for the store, one for the engine; one more is in the hands of the store, and one in the
+    hands of each thread that embeds."""
     go = threading.Event()
-    line = pipeline(FakeWriter(store=lambda _: go.wait(60)))
+    line = pipeline(FakeWriter(store=lambda _: go.wait(60)), windows=windows)
     put: list[int] = []
 
     def all_of_it() -> None:
@@ -146,7 +177,7 @@ def test_a_slow_store_keeps_little_waiting() -> None:
 
     caller = threading.Thread(target=all_of_it)
     caller.start()
-    assert _settles(lambda: len(put), 1 + 2 + 1 + 1) == 1 + 2 + 1 + 1
+    assert _settles(lambda: len(put), 1 + 2 + windows + 1) == 1 + 2 + windows + 1
     go.set()
     caller.join(60)
     line.finish()
@@ -245,9 +276,10 @@ def _put_until_it_fails(line: Pipeline, works: Iterator[Work]) -> None:
         line.close()
 
 
+@several
 @pytest.mark.parametrize("stage", ["embed", "store", "done"])
 @pytest.mark.parametrize("at", [0, 1, 7, 19])
-def test_the_error_of_a_stage_comes_out_and_nothing_later_is_written(stage: str, at: int) -> None:
+def test_the_error_of_a_stage_comes_out_and_nothing_later_is_written(stage: str, at: int, windows: int) -> None:
     error = Planted(stage)
     fail = _fail_at(at, error)
     writer = FakeWriter(**{} if stage == "done" else {stage: fail})
@@ -261,13 +293,65 @@ def test_the_error_of_a_stage_comes_out_and_nothing_later_is_written(stage: str,
     counted: list[Written] = []
     works = (work(number, lambda number=number: after(number)) for number in range(20))
     with pytest.raises(Planted) as caught:
-        _put_until_it_fails(pipeline(writer, counted), works)
+        _put_until_it_fails(pipeline(writer, counted, windows=windows), works)
     assert caught.value is error
     assert any(entry.name == "stage" for entry in caught.traceback), "where it happened can be seen"
     stored = at + 1 if stage == "done" else at
     assert writer.stored == [str(number) for number in range(stored)], "all before it, nothing behind it"
     assert done == list(range(at))
     assert [id_ for written in counted for id_ in written.upserted] == writer.stored
+
+
+@pytest.mark.parametrize("first_fails", [False, True])
+def test_the_error_of_a_later_piece_waits_for_the_earlier_one(first_fails: bool) -> None:
+    later_failed = threading.Event()
+    first, later = Planted("first"), Planted("later")
+
+    def embed(name: str) -> None:
+        if name == "1":
+            later_failed.set()
+            raise later
+        assert later_failed.wait(60)
+        if first_fails:
+            raise first
+
+    writer = FakeWriter(embed)
+    line = pipeline(writer, windows=2)
+    line.put(work(0))
+    line.put(work(1))
+    with pytest.raises(Planted) as caught:
+        line.finish()
+    line.close()
+    assert caught.value is (first if first_fails else later)
+    assert writer.stored == ([] if first_fails else ["0"])
+
+
+def test_an_error_of_the_store_ends_threads_that_wait_for_their_turn() -> None:
+    """The first piece of the three is still being embedded: those behind it do not wait for it."""
+    go, waiting = threading.Event(), threading.Semaphore(0)
+
+    def embed(name: str) -> None:
+        if name == "1":
+            go.wait(60)
+        elif name != "0":
+            waiting.release()
+
+    def store(_: str) -> None:
+        for _later in range(2):
+            assert waiting.acquire(timeout=60)
+        raise Planted
+
+    line = pipeline(FakeWriter(embed, store), windows=3)
+    with suppress(Planted):  # which may come with the last one
+        for number in range(4):
+            line.put(work(number))
+    with pytest.raises(Planted):
+        _again_and_again(line.check)
+    _settles(lambda: -len(threads()), -1)
+    left = threads()
+    go.set()
+    line.close()
+    assert len(left) == 1
 
 
 def test_an_error_reaches_whoever_only_looks() -> None:
@@ -278,10 +362,11 @@ def test_an_error_reaches_whoever_only_looks() -> None:
     line.close()
 
 
-def test_closing_drops_what_waits() -> None:
+@several
+def test_closing_drops_what_waits(windows: int) -> None:
     go = threading.Event()
     writer = FakeWriter(embed=lambda _: go.wait(60))
-    line = pipeline(writer)
+    line = pipeline(writer, windows=windows)
     line.put(work(0))
     line.put(work(1))
     threading.Timer(0.05, go.set).start()
@@ -295,9 +380,11 @@ def test_closing_drops_what_waits() -> None:
 STAGES = st.sampled_from(["embed", "store", "done", "none"])
 
 
-@given(st.integers(0, 12), STAGES, st.integers(0, 12), st.integers(0, 2**32))
+@given(st.integers(0, 12), STAGES, st.integers(0, 12), st.integers(0, 2**32), st.integers(1, 4))
 @settings(deadline=None, max_examples=60)
-def test_what_is_stored_is_a_prefix_and_no_mark_is_ahead(count: int, stage: str, at: int, seed: int) -> None:
+def test_what_is_stored_is_a_prefix_and_no_mark_is_ahead(
+    count: int, stage: str, at: int, seed: int, windows: int
+) -> None:
     chance = random.Random(seed)
 
     def stage_of(name: str) -> Callable[[str], None]:
@@ -313,7 +400,7 @@ def test_what_is_stored_is_a_prefix_and_no_mark_is_ahead(count: int, stage: str,
 
     writer = FakeWriter(stage_of("embed"), stage_of("store"))
     after = stage_of("done")
-    line = pipeline(writer)
+    line = pipeline(writer, windows=windows)
     failed = False
     try:
         for number in range(count):
@@ -507,6 +594,22 @@ def test_a_large_table_is_read_in_ranges(ends: Ends, monkeypatch: pytest.MonkeyP
 def test_a_small_table_is_not_divided(ends: Ends, source: MemorySource) -> None:
     filled(source, 20)
     assert sync(SPEC, ends, SyncOptions(page_rows=7, readers=8)).read == 20
+
+
+def test_several_windows_store_and_count_the_same(ends: Ends, source: MemorySource, tmp_path: Path) -> None:
+    filled(source, 203)
+    ends.embedder.refuse = {"pump 60", "pump 61", "pump 199"}
+    reports, stored = [], []
+    for windows in (1, 3):
+        with closing(LocalStore(tmp_path / f"store-{windows}")) as store:
+            report = sync(SPEC, replace(ends, store=store), replace(OPTIONS, windows=windows)).as_dict()
+            records = [record for page in store.records(SPEC.name) for record in page]
+            stored.append([(record.id, record.text, record.content_hash) for record in records])
+            reports.append(report | dict.fromkeys(("seconds", "rows_per_second", "stages")))
+    assert reports[0]["quarantined"] == 3
+    assert reports[0]["tokens"] == 400
+    assert reports[1] == reports[0]
+    assert stored[1] == stored[0]
 
 
 def test_equal_texts_are_embedded_once_across_pieces_of_work(ends: Ends, source: MemorySource) -> None:

@@ -139,14 +139,14 @@ STEPS = st.lists(
 class Machine(RuleBasedStateMachine):
     """One collection, its source, and what has been true of it."""
 
-    @initialize(page=st.integers(1, 5), window=st.integers(1, 6))
-    def begin(self, page: int, window: int) -> None:
+    @initialize(page=st.integers(1, 5), window=st.integers(1, 6), windows=st.integers(1, 3))
+    def begin(self, page: int, window: int, windows: int) -> None:
         self.source, self.queue = MemorySource(), Queue()
         self.embedder, self.store = WordEmbedder(), MemoryStore()
         self.embedder.refuse = {POISON}
         self.ends = Ends(self.source, self.store, self.embedder)
         self.renderer = Renderer(SPEC, self.source.describe(MATERIALS), self.embedder)
-        self.options = SyncOptions(page_rows=page, window=window, max_deletes=1.0)
+        self.options = SyncOptions(page_rows=page, window=window, windows=windows, max_deletes=1.0)
         self.versions: dict[str, set[Wanted]] = {}
         self.turn = threading.RLock()
         """Points are also passed in threads of the product, which must not look while a row is half changed."""

@@ -4,6 +4,7 @@ refusals that say what to do. The rest is in the contract of the stores."""
 from __future__ import annotations
 
 import json
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -12,16 +13,18 @@ from typing import Any
 import numpy as np
 import pytest
 
+from connector import failpoints
 from connector.errors import (
     BadFilter,
     ConfigurationError,
     GenerationRefused,
+    LeaseLost,
     RowRejected,
     StatementFailed,
     UnknownTable,
 )
 from connector.hana.connection import ConnectionOptions, HanaFeatures, HanaPool
-from connector.model import ChangeSet, Checkpoint, Chunk, CollectionSpec, ModelSource, Recipe, TableRef
+from connector.model import ChangeSet, Checkpoint, Chunk, CollectionSpec, Lease, ModelSource, Recipe, TableRef
 from connector.stores.filters import Compiled
 from connector.stores.hana.store import HanaStore
 from connector.stores.hana.tables import VectorTable, table_name
@@ -121,6 +124,70 @@ def test_the_table_as_promised(store, run, hana_schema):
     assert {name for name, _, _, nullable in columns if nullable == "FALSE"} == {"ID"}
     tables = run("SELECT TABLE_NAME FROM SYS.TABLES WHERE SCHEMA_NAME = ?", hana_schema)
     assert {name for (name,) in tables} == {TABLE, "OWL_STATE", "OWL_QUARANTINE"}
+
+
+# -------------------------------------------------------------------------------------------------- parts of a lease
+
+
+class Held:
+    """A write that waits in the middle of its transaction until `go`."""
+
+    def __init__(self, store: HanaStore, lease: Lease, change_set: ChangeSet) -> None:
+        self._inside, self._go = threading.Event(), threading.Event()
+        failpoints.arm(self._wait)
+        self._writer = ThreadPoolExecutor(1)
+        self.done = self._writer.submit(store.apply, lease, change_set)
+        assert self._inside.wait(20)
+        failpoints.arm(None)
+
+    def _wait(self, name: str) -> None:
+        if name == "mid_upsert":
+            self._inside.set()
+            assert self._go.wait(20)
+
+    def go(self) -> None:
+        self._go.set()
+        self.done.result(20)
+        self._writer.shutdown()
+
+
+def test_writers_with_parts_of_a_lease_do_not_wait_for_each_other(store, pool, hana_schema):
+    with store.lease(NAME, "driver", 5) as lease:
+        first, second = store.split_lease(lease, 2)
+        held = Held(store, first, ChangeSet(chunks=[chunk("a")], vectors=unit(1)))
+        store.apply(second, ChangeSet(chunks=[chunk("b")], vectors=unit(1)))
+        assert store.renew_lease(lease, 30), "and the driver keeps its lease meanwhile"
+        assert not held.done.done()
+        held.go()
+    assert {each.id for page in store.stored(NAME) for each in page} == {"a", "b"}
+
+
+@pytest.mark.parametrize("switched", [False, True], ids=["taken", "switched"])
+@pytest.mark.proves(26)
+def test_a_lease_changes_hands_only_after_the_writes_with_its_parts(store, run, switched):
+    epoch = store.take_lease(NAME, "driver", 30)
+    beside = store.generations.begin(NAME, Wide(), RECIPE)  # type: ignore[arg-type]
+    (part,) = store.split_lease(Lease(NAME, "driver", epoch), 1)
+    held = Held(store, part, ChangeSet(chunks=[chunk("a")], vectors=unit(1)))
+    run('UPDATE "OWL_STATE" SET "LEASE_UNTIL" = NULL')
+    order: list[str] = []
+    with ThreadPoolExecutor(1) as others:
+        if switched:
+            waiting = others.submit(store.generations.switch, NAME, int(beside.partition("@")[2]))
+        else:
+            waiting = others.submit(store.take_lease, NAME, "other", 30)
+        waiting.add_done_callback(lambda _: order.append("changed hands"))
+        time.sleep(0.3)  # long enough to change hands, if nothing held it up
+        order.append("written")
+        held.go()
+        waiting.result(20)
+    assert order == ["written", "changed hands"]
+    with pytest.raises(LeaseLost):
+        store.apply(part, ChangeSet(deleted=["a"]))
+    with pytest.raises(LeaseLost):
+        store.split_lease(Lease(NAME, "driver", epoch), 1)
+    stored = store.stored(f"{NAME}@1" if switched else NAME)
+    assert [each.id for page in stored for each in page] == ["a"]
 
 
 @pytest.mark.parametrize(

@@ -233,8 +233,9 @@ def test_a_search_right_after_the_old_one_was_dropped(store, name, built, anothe
 def test_whoever_writes_during_a_switch_writes_no_more(store, name, built, another):
     other = another()
     with store.lease(name, "old", 0) as old, store.lease(built, "new", 0) as new:
+        parts = store.split_lease(old, 2)[1], store.split_lease(new, 2)[0]
         other.generations.switch(name, 2)
-        for lease in (old, new):
+        for lease in (old, new, *parts):
             with pytest.raises(LeaseLost):
                 store.apply(lease, ChangeSet(deleted=["a"]))
         with other.lease(name, "next", 0) as lease:

@@ -5,7 +5,9 @@ documentation, and the list holds no shape that is no longer sent.
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,6 +16,8 @@ from typing import Any
 import pytest
 
 from app.src.core.loading import EngineOptions, load_engine
+from app.src.jobs.journal import Journal
+from app.src.jobs.store_records import StoreRecords
 from app.src.service.wiring import EngineEmbedder
 from connector.discovery import introspection, labels
 from connector.errors import ConnectorError, StatementFailed
@@ -35,6 +39,7 @@ from connector.model import (
     TableRef,
 )
 from connector.stores.hana.store import HanaStore
+from connector.stores.state import LeaseTimes
 from connector.sync.run import Ends, SyncOptions, sync
 from connector.sync.verify import verify
 
@@ -67,6 +72,7 @@ def shape(sql: str, schema: str) -> str:
     sql = re.sub(r"\s+", " ", sql).strip().replace(f'"{schema}"', "<S>")
     sql = re.sub(r'"OWL_[A-Z]+_G\d(_[A-Z]+)?"', lambda match: f"<C{(match[1] or '').lower()}>", sql)
     sql = sql.replace('"OWL_STATE"', "<STATE>").replace('"OWL_QUARANTINE"', "<QUARANTINE>")
+    sql = sql.replace('"OWL_LEASE_PARTS"', "<PARTS>")
     sql = sql.replace('"SRC"', "<T>").replace('"NULLS"', "<T>").replace('"CLIENTS"', "<T>").replace('"MOVING"', "<T>")
     sql = sql.replace('"STAMPED"', "<T>").replace('"STAMPED_TOO"', "<T>").replace('"KEYLESS"', "<T>")
     sql = re.sub(r'"OWL_LOG_[A-Z]+(_[IUD])?"', lambda match: f"<L{(match[1] or '').lower()}>", sql)
@@ -105,6 +111,7 @@ def recorded(emulator, shared_schema) -> list[str]:
     engine = load_engine(EngineOptions(model="hash:16"))
     with HanaPool(login, on_statement=sent.append, idle_check=0.0) as pool:
         exercise(pool, hana, shared_schema, EngineEmbedder(engine))
+        job_records(pool, shared_schema, sent)
     engine.close()
     hana.close()
     return sent
@@ -129,6 +136,7 @@ def exercise(pool: HanaPool, hana, schema: str, embedder: EngineEmbedder) -> Non
         store.apply(lease, ChangeSet(quarantined=[QuarantinedRow("[1]", "embed", "for the test")]))
         store.apply(lease, ChangeSet(released=["[2]"]))
         store.apply(lease, ChangeSet(checkpoint=Checkpoint(mark={"at": 1}), partial=True))
+        store.apply(store.split_lease(lease, 2)[1], ChangeSet(released=["[2]"]))
     list(store.stored(spec.name, ['["0",2]', '["1",3]']))
     verify(spec, ends, repair=True)
     for condition in FILTERS:
@@ -204,6 +212,37 @@ def discovered(pool: HanaPool, hana: Any, schema: str) -> None:
     with pytest.MonkeyPatch.context() as patched:  # as in a schema of many tables
         patched.setattr(introspection, "_SMALL", 0)
         introspection.candidates(pool, schema)
+
+
+def job_records(pool: HanaPool, schema: str, sent: list[str]) -> None:
+    """Of several services."""
+    times = LeaseTimes(renew=0.05)
+    with closing(Journal(StoreRecords(lambda: pool, lambda: schema, times))) as journal:
+        journal.register("a", "every minute")
+        journal.register("a", "every hour")
+        for _ in range(2):
+            job = journal.add("a", turn=journal.turn("a"))
+            assert job is not None
+            journal.cancel(job.id)
+        job = journal.add("a")
+        assert job is not None
+        assert journal.claim(["a"]) is not None
+        deadline = time.monotonic() + 60
+        while not any(sql.endswith('WHERE "ID" = ? AND "OWNER" = ?') for sql in sent):
+            assert time.monotonic() < deadline, "the lease on a job is renewed"
+            time.sleep(0.01)
+        journal.wait(job.id, True)
+        journal.progress(job.id, 1, 2)
+        journal.cancel(job.id)
+        assert journal.cancelling(job.id)
+        journal.finish(job.id, "succeeded", result={})
+        for collection in (None, "a"):
+            journal.all(collection)
+            journal.all(collection, "queued")
+        journal.last("a")
+        journal.events(job.id)
+        journal.tally()
+        journal.register("a", None)
 
 
 def by_words(pool: HanaPool, store: HanaStore, schema: str, name: str) -> None:

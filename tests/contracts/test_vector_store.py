@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -460,21 +460,39 @@ def test_an_expired_lease_is_taken_over_and_its_holder_can_no_longer_write(store
     epoch = store.take_lease(name, "crashed", 1)
     assert isinstance(epoch, int)
     stale = Lease(name, "crashed", epoch)
+    parts = store.split_lease(stale, 2)
     store.apply(stale, changes(chunk("a")))  # a write renews, so the wait below is a whole ttl
     other = another()
     with other.lease(name, "second", 60) as lease:
-        with pytest.raises(LeaseLost):
-            store.apply(stale, changes(chunk("b"), deleted=["a"]))
+        for late in (stale, *parts):
+            with pytest.raises(LeaseLost):
+                store.apply(late, changes(chunk("b"), deleted=["a"]))
         other.apply(lease, changes(chunk("c")))
+        other.split_lease(lease, 2)
+        with pytest.raises(LeaseLost):
+            store.apply(parts[1], changes(chunk("b")))
     assert set(stored(store, name)) == {("a", 0), ("c", 0)}
 
 
 def test_a_lease_given_back_is_worth_nothing(store, name):
     with store.lease(name, "first", 0) as lease:
-        pass
-    with pytest.raises(LeaseLost):
-        store.apply(lease, changes(chunk("a")))
+        parts = store.split_lease(lease, 2)
+    for late in (lease, *parts):
+        with pytest.raises(LeaseLost):
+            store.apply(late, changes(chunk("a")))
     assert stored(store, name) == {}
+
+
+def test_the_parts_of_a_lease_write_what_the_lease_would(store, name, another):
+    other, bad = another(), QuarantinedRow("bad", "embed", "why")
+    with store.lease(name, "first", 0) as lease:
+        first, second = store.split_lease(lease, 2)
+        store.apply(first, changes(chunk("a")))
+        other.apply(second, replace(changes(chunk("b")), quarantined=[bad]))
+        store.apply(lease, changes(chunk("c")))
+        other.apply(second, ChangeSet(deleted=["a"], released=["bad"]))
+    assert set(stored(store, name)) == {("b", 0), ("c", 0)}
+    assert store.quarantine(name) == []
 
 
 @first_on("local")

@@ -133,7 +133,7 @@ def test_all_that_a_kustomization_names_is_there(overlay: Path) -> None:
             for file in generator["files"]:
                 assert (kustomization.parent / file).is_file()
         for patch in content.get("patches", []):
-            document = only(kustomization.parent / patch["path"])
+            (document,) = read(kustomization.parent / patch["path"]) if "path" in patch else documents(patch["patch"])
             target = patch.get("target", {"kind": document["kind"], "name": document["metadata"]["name"]})
             assert [kind for kind, name in found if kind == target["kind"] and target.get("name", name) == name]
 
@@ -144,7 +144,10 @@ def test_every_manifest_is_used_by_an_overlay_but_the_example_of_secrets() -> No
         list(sources(overlay / "kustomization.yaml", seen))
     assert set(MANIFESTS) - seen == {FOLDER / "secret.example.yaml"}
     patches = {
-        (path.parent / patch["path"]).resolve() for path in KUSTOMIZATIONS for patch in only(path).get("patches", [])
+        (path.parent / patch["path"]).resolve()
+        for path in KUSTOMIZATIONS
+        for patch in only(path).get("patches", [])
+        if "path" in patch
     }
     assert patches == set(PATCHES)
 
@@ -397,6 +400,25 @@ def test_one_pod_owns_the_records_of_jobs() -> None:
     data = next(volume for volume in pod_of(search)["volumes"] if volume["name"] == "data")
     assert "emptyDir" in data
     assert search["spec"]["strategy"]["rollingUpdate"]["maxSurge"] == 0
+
+
+def test_replicas_share_records_in_hana_and_no_disk() -> None:
+    made = built(FOLDER / "overlays/replicas")
+    (deployment,) = [document for document in made if document["kind"] == "Deployment"]
+    assert deployment["spec"]["replicas"] == 3
+    assert deployment["spec"]["strategy"] == {
+        "type": "RollingUpdate",
+        "rollingUpdate": {"maxSurge": 0, "maxUnavailable": 1},
+    }
+    pod, variables = pod_of(deployment), container_of(deployment)["env"]
+    assert {"name": "OWL_SAP_STATE__RECORDS", "value": "store"} in variables
+    volumes = {volume["name"]: volume for volume in pod["volumes"]}
+    assert set(volumes["data"]) == {"name", "emptyDir"}
+    assert volumes["models"]["persistentVolumeClaim"]["readOnly"] is True
+    claims = [document["metadata"]["name"] for document in made if document["kind"] == "PersistentVolumeClaim"]
+    assert claims == ["owl-sap-models"]
+    (spread,) = pod["topologySpreadConstraints"]
+    assert spread["labelSelector"] == deployment["spec"]["selector"]
 
 
 def test_split_worker_takes_the_jobs_from_the_service() -> None:

@@ -29,6 +29,7 @@ from app.src.core import first_look
 from app.src.core.device import DeviceProfile, DeviceUnavailable
 from app.src.core.nvml import GpuSnapshot
 from app.src.jobs.journal import JobOptions
+from app.src.jobs.records import FileRecords
 from app.src.jobs.runner import Jobs
 from app.src.observe import Fault, gpu, health
 from app.src.settings import ApiSettings, EmbeddingSettings
@@ -112,7 +113,7 @@ def test_a_worker_is_well_by_its_heartbeat_and_ends_after_its_jobs(scene: Scene)
     beat = scene.folder / "heartbeat"
     variables = scene.variables() | {"OWL_SAP_STATE__PATH": "state", "OWL_SAP_WORKER__HEARTBEAT": str(beat)}
     variables["WORKER_MAX_TASKS_PER_CHILD"] = "1"
-    jobs = Jobs(scene.folder / "state", lambda _run: {}, JobOptions(workers=0))
+    jobs = Jobs(FileRecords(scene.folder / "state"), lambda _run: {}, JobOptions(workers=0))
     try:
         with started(WORKER, scene.folder, variables) as process:
             assert process.stdout is not None

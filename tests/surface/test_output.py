@@ -16,6 +16,7 @@ from rich.console import Console
 
 from app.src.cli import output
 from app.src.jobs.journal import JobOptions
+from app.src.jobs.records import FileRecords
 from app.src.jobs.runner import Jobs, Run
 from connector.errors import RowRejected
 from tests.forked import owl_sap
@@ -171,7 +172,7 @@ def _fails(run: Run) -> dict[str, int]:
 
 @pytest.mark.parametrize("columns", ["80", "140"])
 def test_the_ids_of_jobs_can_be_copied_from_a_terminal(folder: Path, columns: str) -> None:
-    jobs = Jobs(folder / "vectors", _fails, JobOptions(2, (RowRejected,)))
+    jobs = Jobs(FileRecords(folder / "vectors"), _fails, JobOptions(2, (RowRejected,)))
     ids = [jobs.start(name).id for name in ("a", "b")]
     deadline = time.monotonic() + 60
     while not all(jobs.get(number).over for number in ids):

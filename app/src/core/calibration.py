@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from .agreement import Verdict
 from .artifacts import RANGES, ArtifactCache, Dependencies, Entry
 from .backends import Backend, DeviceUnavailable, ModelUnsupported
-from .backends.folder import check_files, display_name, find_folder, read_folder, sha256_of
+from .backends.folder import sha256_of
 from .backends.hashing import PREFIX as HASHING
-from .backends.torch.backend import Calibration, TorchBackend, computing
+from .backends.torch.backend import Calibration, TorchBackend, computing, find_model
 from .device import detect
 
 if TYPE_CHECKING:
@@ -34,11 +34,9 @@ class ModelCalibration(ABC):
         device is unknown."""
         if wanted.model.startswith(HASHING):
             raise ModelUnsupported(f"model {wanted.model!r} is the test embedder, which has no layers to calibrate")
-        path = find_folder(wanted.model, wanted.revision, wanted.cache)
-        self.folder = read_folder(path, display_name(wanted.model, path), wanted.query_prompt, wanted.document_prompt)
+        self.folder, self._weights = find_model(wanted)
         self.profile = detect(wanted.device)
         self._wanted, self.cache = wanted, ArtifactCache(cache)
-        self._weights = check_files(self.folder, wanted.weights_sha256)
         self._model: Dependencies = {
             "model": self._weights,
             "tokenizer": sha256_of([self.folder.encoder / "tokenizer.json"]),

@@ -58,7 +58,7 @@ class Engine(ABC):
     weights_sha256: str
     languages: tuple[str, ...]
     licence: str
-    # The next six describe the device; of several devices, the first one.
+    # The next five describe the device; of several devices, the first one. `memory` is that of this process.
     precision: Precision
     precision_reason: str
     path: str

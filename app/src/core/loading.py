@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 from .backends import ModelUnsupported
 from .backends.hashing import PREFIX as HASHING
 from .backends.hashing import HashingBackend
-from .backends.tokenizing import TokenizingBackend
+from .backends.tokenizing import TokenizerBackend, TokenizingBackend
 from .backends.torch.backend import EngineOptions as EngineOptions
-from .backends.torch.backend import TorchBackend
+from .backends.torch.backend import TorchBackend, find_model
 from .device import DeviceUnavailable, choose_precision, detect, devices_of
 from .engine import EmbeddingEngine, Engine
 from .memory import MemoryLimits
@@ -62,10 +62,21 @@ def _pool(each: Sequence[EngineOptions], onnx: GraphOptions | None) -> EnginePoo
             members: Sequence[Member] = [first, *children]
         else:
             members = [first, *(loaded.enter_context(_load(options, None)) for options in each[1:])]
-        if len({member.fingerprint for member in members}) > 1:
-            raise DeviceUnavailable("the devices would compute vectors that cannot be compared: name one device")
+        pool = EnginePool(first, members)
         loaded.pop_all()
-    return EnginePool(members)
+    return pool
+
+
+def load_tokenizer_engine(options: EngineOptions, dimension: int) -> EmbeddingEngine:
+    """Load a model's tokenizer and description without its weights, as the `first` of an EnginePool: the engine counts,
+    splits and has the fingerprint of this model in a float precision, and computes nothing. Hashing models have no
+    weights and are loaded whole. `dimension`: of the vectors of the pool's members. Raises EngineError."""
+    if options.model.startswith(HASHING):
+        return _load(options, None)
+    if options.precision.startswith("int8"):
+        raise DeviceUnavailable("int8 uses one device of this machine: choose another [embedding] precision")
+    folder, weights = find_model(options)
+    return EmbeddingEngine(TokenizerBackend(folder, weights, dimension))
 
 
 def _load(options: EngineOptions, onnx: GraphOptions | None) -> EmbeddingEngine:

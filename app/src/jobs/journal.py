@@ -1,27 +1,24 @@
-"""The records and events of jobs in one SQLite file that several processes share. Each change of state is one
-transaction with its event."""
+"""The records and events of jobs, shared by several processes. Each change of state is one transaction with its
+event."""
 
 from __future__ import annotations
 
-import fcntl
-import os
-import secrets
-import sqlite3
-import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from importlib.resources import files
-from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import orjson
 
 from app.src.jobs import State
-from connector.errors import ConnectorError, StoreCorrupt
-from connector.stores.local.sqlite_file import Schema, SqliteFile
+
+if TYPE_CHECKING:
+    from app.src.jobs.records import Records
+    from connector.stores.state import Query, Session
+
+# This module formats only names of tables and constants into SQL; values are always bound.
+# ruff: noqa: S608
 
 Kind = Literal["sync", "verify", "retry", "build"]
 Turn = tuple[float, float | None]
@@ -36,20 +33,13 @@ _GIVEN_UP = (
     "it again goes on from what is stored; look for the reason in the log of the service or the system (out of memory?)"
     " first"
 )
-_FILE = "jobs.sqlite"
-_LAYOUT = files(__package__).joinpath("layout.sql").read_text(encoding="utf-8")
-SCHEMA = Schema(
-    application_id=0x4F574C4A,  # spells OWLJ
-    version=3,
-    script=_LAYOUT,
-    called="the file of job records",
-    remedy="start again: it holds the history of jobs, no rows and no vectors",
-)
-_UNFINISHED = "state IN ('queued', 'running', 'waiting')"
+UNFINISHED = "\"STATE\" IN ('queued', 'running', 'waiting')"
 _COLUMNS = (
-    "id, collection, kind, state, done, total, result, error, created, started, finished, attempts, note, next_try, "
-    "cancelling, request, waits, waiting_since"
+    *("id", "collection", "kind", "state", "done", "total", "result", "error", "created", "started", "finished"),
+    *("attempts", "note", "next_try", "cancelling", "request", "waits", "waiting_since", "number", "crashes"),
 )
+_SELECTED = ", ".join(f'"{name.upper()}"' for name in _COLUMNS)
+OWNED = f"{UNFINISHED} AND \"OWNER\" <> ''"
 
 
 class JobRunning(Exception):
@@ -87,6 +77,7 @@ class Job:
     `queued`: no process runs the job; `note` is set if one did. `waiting`: another worker holds the collection or, with
     `next_try`, source or store were unreachable and are tried again then. `attempts`: how often the job was begun.
     `cancelling`: a cancellation was requested. `request`: JSON. `waits`: failed attempts since `waiting_since`.
+    `number`: jobs are numbered in the order in which they were requested. `crashes`: processes that died of it.
     """
 
     id: str
@@ -106,6 +97,8 @@ class Job:
     request: Mapping[str, Any]
     waits: int
     waiting_since: float | None
+    number: int
+    crashes: int
 
     @property
     def over(self) -> bool:
@@ -113,7 +106,7 @@ class Job:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the form shown by REST and the command line, without the request, which may hold keys of rows."""
-        hidden = ("cancelling", "request", "waits", "waiting_since")
+        hidden = ("cancelling", "request", "waits", "waiting_since", "number", "crashes")
         return {name: value for name, value in asdict(self).items() if name not in hidden}
 
 
@@ -153,98 +146,23 @@ class JobOptions:
     give_up_after: float = 86_400.0
 
 
-def is_alive(folder: Path, owner: str) -> bool:
-    """Return whether the process with this `Journal.owner` still runs. Removes the file of a dead process."""
-    path = folder / f"{owner}.alive"
-    try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return False
-    except PermissionError:
-        return True  # a process of another user
-    try:
-        # Shared, so that two concurrent callers do not mistake each other for the owner.
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(descriptor)
-    with suppress(OSError):
-        path.unlink()
-    return False
-
-
 class Journal:
-    """The records in `folder`, which the first write creates with mode 0700: reading creates nothing. Thread-safe.
-    Raises StateUnusable, and the errors of `SqliteFile`.
+    """The job records in `records`. Thread-safe. Raises StateUnusable and the store's errors."""
 
-    `owner` names this process in the records once they are open. The process locks a file that other processes on this
-    machine see (wherever SQLite's own locks work), and the kernel releases the lock when the process ends. No clock is
-    involved, so a slow or stopped process does not count as dead.
-    """
-
-    def __init__(self, folder: Path, options: JobOptions | None = None, clock: Callable[[], float] = time.time) -> None:
-        self.folder = folder
-        self.owner = ""
+    def __init__(
+        self, records: Records, options: JobOptions | None = None, clock: Callable[[], float] = time.time
+    ) -> None:
+        self._records = records
         self._options = options or JobOptions()
         self._clock = clock
-        self._lock = threading.RLock()
-        self._file: SqliteFile | None = None
-        self._alive = -1
-        self._closed = False
 
-    def _opened(self) -> SqliteFile:
-        with self._lock:
-            if self._closed:
-                raise StateUnusable("the service is ending and starts no more jobs")
-            if self._file is None:
-                try:
-                    self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-                    file = SqliteFile(self.folder / _FILE, SCHEMA)
-                    self.owner = f"{os.getpid()}-{secrets.token_hex(6)}"
-                    self._lock_file = self.folder / f"{self.owner}.alive"
-                    self._alive = os.open(self._lock_file, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
-                    fcntl.flock(self._alive, fcntl.LOCK_EX)
-                except (OSError, ConnectorError) as error:
-                    raise self._unusable(error) from None
-                self._file = file
-            return self._file
-
-    def _unusable(self, error: OSError | ConnectorError) -> StateUnusable:
-        if isinstance(error, StoreCorrupt):  # damaged, or of another version: another folder is not the remedy
-            return StateUnusable(str(error))
-        why = error.strerror if isinstance(error, OSError) else str(error)
-        return StateUnusable(
-            f"the folder for job records, {self.folder}, cannot be used ({why}): set [state] path "
-            "(OWL_SAP_STATE__PATH) to a folder that this user may write"
-        )
-
-    @contextmanager
-    def _read(self) -> Iterator[sqlite3.Connection]:
-        """Open a read transaction; before the first job, on an empty database in memory."""
-        try:
-            there = self._file is not None or bool((self.folder / _FILE).stat())
-        except (FileNotFoundError, NotADirectoryError):
-            there = False
-        except OSError as error:  # owned by another user
-            raise self._unusable(error) from None
-        if there:
-            with self._opened().read() as db:
-                yield db
-        else:
-            with closing(sqlite3.connect(":memory:")) as db:
-                db.executescript(_LAYOUT)
-                yield db
+    @property
+    def owner(self) -> str:
+        """Return the name of this process in the records."""
+        return self._records.owner
 
     def close(self) -> None:
-        with self._lock:
-            self._closed = True
-            file, self._file = self._file, None
-        if file is not None:
-            file.close()
-            with suppress(OSError):
-                self._lock_file.unlink()
-            os.close(self._alive)
+        self._records.close()
 
     # ---------------------------------------------------------------------------------------------- requests for jobs
 
@@ -258,137 +176,167 @@ class Journal:
         """Queue a job. `request`: JSON, for the process that runs the job. `turn`: add the job only if this is still
         the collection's turn, and return None if another process has taken it. Raises JobRunning if the collection has
         an unfinished job, in any process, and QueueFull."""
-        file = self._opened()
         self.settle()
-        now, id_, options = self._clock(), uuid.uuid4().hex, self._options
-        with file.write() as db:
-            db.execute(  # delete old records first, so that one more fits
-                "DELETE FROM jobs WHERE finished IS NOT NULL AND (finished < ? OR number <= "
-                "(SELECT number FROM jobs ORDER BY number DESC LIMIT 1 OFFSET ?))",
-                (now - options.keep_days * 86_400, max(0, options.keep_jobs - 1)),
-            )
-            other = db.execute(
-                f"SELECT id, kind FROM jobs WHERE collection = ? AND {_UNFINISHED}",  # noqa: S608 - constant
-                (collection,),
-            ).fetchone()
-            if other is not None:
-                raise JobRunning(collection, *other)
-            (waiting,) = db.execute("SELECT count(*) FROM jobs WHERE state = 'queued'").fetchone()
+        tables, now, id_, options = self._records, self._clock(), uuid.uuid4().hex, self._options
+
+        def insert(session: Session) -> Job | None:
+            if done := self._jobs(
+                session.query, '"ID" = ?', (id_,)
+            ):  # an earlier attempt of this transaction succeeded
+                return done[0]
+            (number,) = session.query(f'SELECT coalesce(max("NUMBER"), 0) + 1 FROM {tables.jobs}')[0]
+            old = '"FINISHED" IS NOT NULL AND ("FINISHED" < ? OR "NUMBER" <= ?)'
+            kept = now - options.keep_days * 86_400, number - options.keep_jobs
+            sql = f'DELETE FROM {tables.events} WHERE "JOB" IN (SELECT "NUMBER" FROM {tables.jobs} WHERE {old})'
+            session.execute(sql, kept)
+            session.execute(f"DELETE FROM {tables.jobs} WHERE {old}", kept)
+            sql = f'SELECT "ID", "KIND" FROM {tables.jobs} WHERE "COLLECTION" = ? AND {UNFINISHED}'
+            for other, its_kind in session.query(sql, (collection,)):
+                raise JobRunning(collection, other, its_kind)
+            ((waiting,),) = session.query(f"SELECT count(*) FROM {tables.jobs} WHERE \"STATE\" = 'queued'")
             if waiting >= options.max_queued:
                 raise QueueFull(f"{waiting} jobs wait for their turn already; try again later")
             if turn is not None:  # compare and set: only one of two processes that see the same turn takes it
-                sql = "UPDATE turns SET last = ? WHERE collection = ? AND since = ? AND last IS ?"
-                if db.execute(sql, (now, collection, *turn)).rowcount != 1:
+                since, last = turn
+                sql = f'UPDATE {tables.turns} SET "LAST" = ? WHERE "COLLECTION" = ? AND "SINCE" = ? AND "LAST" '
+                sql, values = (f"{sql}IS NULL", ()) if last is None else (f"{sql}= ?", (last,))
+                if session.execute(sql, (now, collection, since, *values)) != 1:
                     return None
-            inserted = db.execute(
-                "INSERT INTO jobs (id, collection, kind, state, created, owner, request) "
-                "VALUES (?, ?, ?, 'queued', ?, '', ?)",
-                (id_, collection, kind, now, orjson.dumps(request or {}).decode()),
+            sql = (
+                f'INSERT INTO {tables.jobs} ("NUMBER", "ID", "COLLECTION", "KIND", "STATE", "CREATED", "OWNER", '
+                "\"REQUEST\") VALUES (?, ?, ?, ?, 'queued', ?, '', ?)"
             )
-            _tell(db, inserted.lastrowid, "state", {"state": "queued"})
-            return _job(db, id_)
+            session.execute(sql, (number, id_, collection, kind, now, orjson.dumps(request or {}).decode()))
+            self._tell(session, number, "state", {"state": "queued"})
+            return self._found(session.query, id_)
+
+        return tables.write(insert)
 
     def cancel(self, id_: str) -> Job:
         """End a job that no process runs; ask the process of a running one to stop after its current batch. Raises
         UnknownJob, and JobOver for a job that ended otherwise than cancelled."""
         self.get(id_)
-        with self._opened().write() as db:
-            job = _job(db, id_)
+
+        def cancel(session: Session) -> Job:
+            job = self._found(session.query, id_)
             if job.state == "cancelled":
                 return job
             if job.over:
                 raise JobOver(f"job {id_} is over ({job.state}): there is nothing to cancel")
-            if db.execute("UPDATE jobs SET cancelling = 1 WHERE id = ? AND owner <> ''", (id_,)).rowcount == 0:
-                self._leave(db, id_, "cancelled")
-            return _job(db, id_)
+            sql = f'UPDATE {self._records.jobs} SET "CANCELLING" = 1 WHERE "ID" = ? AND "OWNER" <> \'\''
+            if session.execute(sql, (id_,)) == 0:
+                self._leave(session, id_, "cancelled")
+            return self._found(session.query, id_)
+
+        return self._records.write(cancel)
 
     # ---------------------------------------------------------------------------------------------------- working
 
     def claim(self, collections: Sequence[str] | None) -> Job | None:
         """Take the oldest due job, or return None. `collections`: take only theirs. Safe for concurrent callers."""
-        ready = (
-            "SELECT id FROM jobs WHERE (state = 'queued' OR (state = 'waiting' AND next_try <= ?1)) AND owner = '' "
-            "AND (?2 IS NULL OR collection IN (SELECT value FROM json_each(?2))) ORDER BY number LIMIT 1"
+        tables, now, chosen = self._records, self._clock(), ""
+        due_sql = (
+            f'SELECT "ID", "COLLECTION" FROM {tables.jobs} WHERE ("STATE" = \'queued\' OR ("STATE" = \'waiting\' '
+            'AND "NEXT_TRY" <= ?)) AND "OWNER" = \'\' ORDER BY "NUMBER"'
         )
-        now, chosen = self._clock(), None if collections is None else orjson.dumps(list(collections)).decode()
-        with self._read() as db:  # usually no job is due, and looking must not lock out writers
-            if db.execute(ready, (now, chosen)).fetchone() is None:
+
+        def due(query: Query) -> str | None:
+            found = query(due_sql, (now,))
+            return next((id_ for id_, name in found if collections is None or name in collections), None)
+
+        def take(session: Session) -> Job | None:
+            nonlocal chosen
+            if chosen and self._number(session, chosen) is not None:  # an earlier attempt of this transaction succeeded
+                return self._found(session.query, chosen)
+            chosen = due(session.query) or ""
+            if not chosen:
                 return None
-        with self._opened().write() as db:
-            taken = db.execute(
-                "UPDATE jobs SET state = 'running', owner = ?3, attempts = attempts + 1, "  # noqa: S608 - constant
-                f"started = coalesce(started, ?1), note = NULL, next_try = NULL WHERE id = ({ready}) "
-                "RETURNING number, id",
-                (now, chosen, self.owner),
-            ).fetchall()
-            if not taken:
-                return None
-            number, id_ = taken[0]
-            job = _job(db, id_)
-            _tell(db, number, "state", {"state": "running", "attempt": job.attempts})
-            return job
+            job = self._found(session.query, chosen)
+            sql = (
+                f'UPDATE {tables.jobs} SET "STATE" = \'running\', "OWNER" = ?, "ATTEMPTS" = ?, "STARTED" = ?, '
+                f'"NOTE" = NULL, "NEXT_TRY" = NULL{tables.claimed} WHERE "ID" = ?'
+            )
+            started = now if job.started is None else job.started
+            session.execute(sql, (self.owner, job.attempts + 1, started, chosen))
+            self._tell(session, job.number, "state", {"state": "running", "attempt": job.attempts + 1})
+            return self._found(session.query, chosen)
+
+        if due(tables.read) is None:  # usually no job is due, and looking must not lock out writers
+            return None
+        job = tables.write(take)
+        if job is not None:
+            tables.keep(job.id)
+        return job
 
     def wait(self, id_: str, waiting: bool) -> None:
         """Change a running job to waiting for another worker, or back."""
         new, old = ("waiting", "running") if waiting else ("running", "waiting")
         note = {"note": "another worker holds the collection"} if waiting else {}
-        with self._opened().write() as db:
-            number = self._number(db, id_, f"state = '{old}'")
+
+        def change(session: Session) -> None:
+            number = self._number(session, id_, f"\"STATE\" = '{old}'")
             if number is not None:
-                db.execute("UPDATE jobs SET state = ?, note = ? WHERE number = ?", (new, note.get("note"), number))
-                _tell(db, number, "state", {"state": new, **note})
+                sql = f'UPDATE {self._records.jobs} SET "STATE" = ?, "NOTE" = ? WHERE "NUMBER" = ?'
+                session.execute(sql, (new, note.get("note"), number))
+                self._tell(session, number, "state", {"state": new, **note})
+
+        self._records.write(change)
 
     def progress(self, id_: str, done: int, total: int) -> None:
-        with self._opened().write() as db:
-            _progress(db, self._number(db, id_), (done, total))
+        def change(session: Session) -> None:
+            if self._number(session, id_) is not None:
+                self._progress(session, self._found(session.query, id_), (done, total))
+
+        self._records.write(change)
 
     def finish(self, id_: str, state: State, **outcome: Any) -> None:
         """Record the end of an attempt or of the job, unless another process owns the job now. `outcome`: `error`,
         `crashed`, and the fields of `outcome` in `_leave`."""
-        with self._opened().write() as db:
-            if self._number(db, id_) is None:
+
+        def end(session: Session) -> None:
+            if self._number(session, id_) is None:
                 return
-            if state not in OVER and _job(db, id_).cancelling:
-                state, outcome = "cancelled", {key: outcome.get(key) for key in ("result", "progress")}
-            if outcome.pop("crashed", False):
-                self._crash(db, id_, **outcome)
+            new, how = state, dict(outcome)
+            if new not in OVER and self._found(session.query, id_).cancelling:
+                new, how = "cancelled", {key: how.get(key) for key in ("result", "progress")}
+            if how.pop("crashed", False):
+                self._crash(session, id_, **how)
             else:
-                self._leave(db, id_, state, **outcome)
+                self._leave(session, id_, new, **how)
+
+        self._records.write(end)
+        self._records.drop(id_)
 
     def settle(self) -> None:
         """Queue the jobs of dead processes again, or end those cancelled or crashed too often."""
-        owned_sql = f"SELECT id, owner, cancelling FROM jobs WHERE {_UNFINISHED} AND owner <> ''"  # noqa: S608
-        with self._read() as db:
-            owners = {owner for _, owner, *_ in db.execute(owned_sql).fetchall()}
-        gone = {owner for owner in owners if not is_alive(self.folder, owner)}
-        if not gone:
-            return
-        with self._opened().write() as db:
-            for id_, owner, cancelling in db.execute(owned_sql).fetchall():
-                if owner not in gone:
-                    continue
+
+        def requeue(session: Session) -> None:
+            for id_, cancelling in self._records.left(session.query):
                 if cancelling:
-                    self._leave(db, id_, "cancelled")
+                    self._leave(session, id_, "cancelled")
                 else:
-                    self._crash(db, id_, "its process died in the middle")
+                    self._crash(session, id_, "its process died in the middle")
 
-    def _crash(self, db: sqlite3.Connection, id_: str, error: str, **outcome: Any) -> None:
+        if self._records.left(self._records.read):
+            self._records.write(requeue)
+
+    def _crash(self, session: Session, id_: str, error: str, **outcome: Any) -> None:
         """Queue a job again whose process died or can do no more, or end it after `max_attempts` of them."""
-        ((crashes,),) = db.execute("SELECT crashes + 1 FROM jobs WHERE id = ?", (id_,)).fetchall()
+        crashes = self._found(session.query, id_).crashes + 1
         if crashes >= self._options.max_attempts:
-            self._leave(db, id_, "failed", error=_GIVEN_UP.format(crashes), **outcome)
+            self._leave(session, id_, "failed", error=_GIVEN_UP.format(crashes), **outcome)
         else:
-            self._leave(db, id_, "queued", error=f"interrupted: {error}; {_GO_ON}", crashed=True, **outcome)
+            self._leave(session, id_, "queued", error=f"interrupted: {error}; {_GO_ON}", crashed=True, **outcome)
 
-    def _number(self, db: sqlite3.Connection, id_: str, where: str = _UNFINISHED) -> int | None:
+    def _number(self, session: Session, id_: str, where: str = UNFINISHED) -> int | None:
         """Return the number of an unfinished job that this process owns, else None."""
-        sql = f"SELECT number FROM jobs WHERE id = ? AND owner = ? AND {where}"  # noqa: S608 - constants
-        row = db.execute(sql, (id_, self.owner)).fetchone()
-        return None if row is None else int(row[0])
+        sql = f'SELECT "NUMBER" FROM {self._records.jobs} WHERE "ID" = ? AND "OWNER" = ? AND {where}'
+        found = session.query(sql, (id_, self.owner))
+        return int(found[0][0]) if found else None
 
     def _leave(
         self,
-        db: sqlite3.Connection,
+        session: Session,
         id_: str,
         state: State,
         error: str | None = None,
@@ -400,40 +348,54 @@ class Journal:
         `waiting`: not before `next_try`. `error`: the reason, in these two states too. `crashed`: the process died or
         can do no more. `outcome`: `result`, `progress` as (rows done, rows in all), `next_try`, and `away`: source or
         store are unreachable."""
-        over, now, away = state in OVER, self._clock(), outcome.get("away", False)
+        job, over, now, away = self._found(session.query, id_), state in OVER, self._clock(), outcome.get("away", False)
         reason, result = "error" if over else "note", outcome.get("result")
-        ((number,),) = db.execute(
-            f"UPDATE jobs SET note = NULL, {reason} = ?, state = ?, owner = '', result = ?, next_try = ?, "  # noqa: S608
-            "finished = ?, waits = waits + ?, crashes = crashes + ?, "
-            "waiting_since = CASE WHEN ? THEN coalesce(waiting_since, ?) ELSE waiting_since END "
-            "WHERE id = ? RETURNING number",
-            (
-                *(error, state, None if result is None else orjson.dumps(result, default=str).decode()),
-                *(outcome.get("next_try"), now if over else None, away, crashed, away, now, id_),
-            ),
-        ).fetchall()
-        _progress(db, number, outcome.get("progress"))
-        _tell(db, number, "state", {"state": state} | ({} if error is None else {reason: error}))
+        since = now if away and job.waiting_since is None else job.waiting_since
+        sql = (
+            f'UPDATE {self._records.jobs} SET "NOTE" = ?, "ERROR" = ?, "STATE" = ?, "OWNER" = \'\', "RESULT" = ?, '
+            '"NEXT_TRY" = ?, "FINISHED" = ?, "WAITS" = ?, "CRASHES" = ?, "WAITING_SINCE" = ? WHERE "ID" = ?'
+        )
+        values = (
+            *((None, error) if over else (error, job.error)),
+            *(state, None if result is None else orjson.dumps(result, default=str).decode()),
+            *(outcome.get("next_try"), now if over else None, job.waits + bool(away), job.crashes + bool(crashed)),
+            *(since, id_),
+        )
+        session.execute(sql, values)
+        self._progress(session, job, outcome.get("progress"))
+        self._tell(session, job.number, "state", {"state": state} | ({} if error is None else {reason: error}))
         if over:
-            _tell(db, number, "result", _job(db, id_).as_dict())
+            self._tell(session, job.number, "result", self._found(session.query, id_).as_dict())
+
+    def _progress(self, session: Session, job: Job, progress: tuple[int, int] | None) -> None:
+        if progress is None or progress == (job.progress["done"], job.progress["total"]):
+            return
+        sql = f'UPDATE {self._records.jobs} SET "DONE" = ?, "TOTAL" = ? WHERE "NUMBER" = ?'
+        session.execute(sql, (*progress, job.number))
+        self._tell(session, job.number, "progress", dict(zip(("done", "total"), progress, strict=True)))
+
+    def _tell(self, session: Session, number: int, name: str, data: Mapping[str, Any]) -> None:
+        events = self._records.events
+        ((id_,),) = session.query(f'SELECT coalesce(max("ID"), 0) + 1 FROM {events} WHERE "JOB" = ?', (number,))
+        sql = f'INSERT INTO {events} ("JOB", "ID", "NAME", "DATA") VALUES (?, ?, ?, ?)'
+        session.execute(sql, (number, id_, name, orjson.dumps(data, default=str).decode()))
+        if name == "progress":
+            sql = f'DELETE FROM {events} WHERE "JOB" = ? AND "ID" <= ? AND "NAME" = \'progress\''
+            session.execute(sql, (number, id_ - EVENTS_KEPT))
 
     # ---------------------------------------------------------------------------------------------------- reading
 
     def get(self, id_: str) -> Job:
         """Return a job. Raises UnknownJob."""
         self.settle()
-        with self._read() as db:
-            return _job(db, id_)
+        return self._found(self._records.read, id_)
 
     def all(self, collection: str | None = None, state: State | None = None, limit: int = 100) -> list[Job]:
         """Return jobs, newest first."""
         self.settle()
-        with self._read() as db:
-            return _jobs(
-                db,
-                "(?1 IS NULL OR collection = ?1) AND (?2 IS NULL OR state = ?2) ORDER BY number DESC LIMIT ?3",
-                (collection, state, limit),
-            )
+        chosen = {name: value for name, value in (("COLLECTION", collection), ("STATE", state)) if value is not None}
+        where = " AND ".join(f'"{name}" = ?' for name in chosen) or '"NUMBER" > 0'
+        return self._jobs(self._records.read, f'{where} ORDER BY "NUMBER" DESC LIMIT ?', (*chosen.values(), limit))
 
     def current(self, collection: str) -> Job | None:
         """Return the collection's unfinished job, or None."""
@@ -443,92 +405,72 @@ class Journal:
 
     def last(self, collection: str) -> Job | None:
         """Return the collection's newest job, or None; an unfinished job is always the newest. Cheap."""
-        with self._read() as db:
-            found = _jobs(db, "collection = ? ORDER BY number DESC LIMIT 1", (collection,))
+        found = self._jobs(self._records.read, '"COLLECTION" = ? ORDER BY "NUMBER" DESC LIMIT ?', (collection, 1))
         return found[0] if found else None
 
     def cancelling(self, id_: str) -> bool:
         """Return whether a cancellation was requested. Cheap."""
-        with self._read() as db:
-            return any(job.cancelling for job in _jobs(db, "id = ?", (id_,)))
+        return any(job.cancelling for job in self._jobs(self._records.read, '"ID" = ?', (id_,)))
 
     def tally(self) -> tuple[dict[tuple[str, str], int], float | None, dict[tuple[str, str], tuple[int, int]]]:
         """Return the number of kept jobs by kind and state, the POSIX seconds at which the oldest queued job was
         requested, and the progress of running jobs by collection and kind as (rows done, rows in all). Cheap; the jobs
         of a dead process still count as running."""
-        with self._read() as db:
-            counted = db.execute("SELECT kind, state, count(*) FROM jobs GROUP BY kind, state").fetchall()
-            (oldest,) = db.execute("SELECT min(created) FROM jobs WHERE state = 'queued'").fetchone()
-            running = db.execute("SELECT collection, kind, done, total FROM jobs WHERE state = 'running'").fetchall()
-        counts = {(kind, state): count for kind, state, count in counted}
+        read, jobs = self._records.read, self._records.jobs
+        counted = read(f'SELECT "KIND", "STATE", count(*), min("CREATED") FROM {jobs} GROUP BY "KIND", "STATE"')
+        running = read(f'SELECT "COLLECTION", "KIND", "DONE", "TOTAL" FROM {jobs} WHERE "STATE" = \'running\'')
+        counts = {(kind, state): count for kind, state, count, _ in counted}
+        oldest = min((created for _, state, _, created in counted if state == "queued"), default=None)
         return counts, oldest, {(collection, kind): (done, total) for collection, kind, done, total in running}
 
     def events(self, id_: str, after: int = 0) -> list[Event]:
         """Return the job's events after number `after`, oldest first; none for an unknown job. Cheap enough for several
         calls a second."""
-        with self._read() as db:
-            rows = db.execute(
-                "SELECT e.id, e.name, e.data FROM events e JOIN jobs j ON j.number = e.job "
-                "WHERE j.id = ? AND e.id > ? ORDER BY e.id",
-                (id_, after),
-            ).fetchall()
+        sql = (
+            f'SELECT E."ID", E."NAME", E."DATA" FROM {self._records.events} AS E JOIN {self._records.jobs} AS J '
+            'ON J."NUMBER" = E."JOB" WHERE J."ID" = ? AND E."ID" > ? ORDER BY E."ID"'
+        )
+        rows = self._records.read(sql, (id_, after))
         return [Event(number, name, orjson.loads(data)) for number, name, data in rows]
 
     def turn(self, collection: str) -> Turn | None:
         """Return the collection's place in its schedule; None until a scheduler has registered it."""
-        with self._read() as db:
-            found: Turn | None = db.execute(
-                "SELECT since, last FROM turns WHERE collection = ?", (collection,)
-            ).fetchone()
-        return found
+        found = self._records.read(
+            f'SELECT "SINCE", "LAST" FROM {self._records.turns} WHERE "COLLECTION" = ?', (collection,)
+        )
+        return (found[0][0], found[0][1]) if found else None
 
     def register(self, collection: str, schedule: str | None) -> None:
         """Set the collection's schedule as text; None: no schedule. Setting the same text again changes nothing, so
         a missed turn stays due."""
-        with self._opened().write() as db:
+        turns, now = self._records.turns, self._clock()
+
+        def change(session: Session) -> None:
+            found = session.query(f'SELECT "SCHEDULE" FROM {turns} WHERE "COLLECTION" = ?', (collection,))
             if schedule is None:
-                db.execute("DELETE FROM turns WHERE collection = ?", (collection,))
-                return
-            db.execute(
-                "INSERT INTO turns (collection, schedule, since) VALUES (?1, ?2, ?3) ON CONFLICT (collection) "
-                "DO UPDATE SET schedule = ?2, since = ?3 WHERE schedule <> ?2",
-                (collection, schedule, self._clock()),
-            )
+                session.execute(f'DELETE FROM {turns} WHERE "COLLECTION" = ?', (collection,))
+            elif not found:
+                sql = f'INSERT INTO {turns} ("COLLECTION", "SCHEDULE", "SINCE") VALUES (?, ?, ?)'
+                session.execute(sql, (collection, schedule, now))
+            elif found[0][0] != schedule:
+                sql = f'UPDATE {turns} SET "SCHEDULE" = ?, "SINCE" = ? WHERE "COLLECTION" = ?'
+                session.execute(sql, (schedule, now, collection))
 
+        self._records.write(change)
 
-def _jobs(db: sqlite3.Connection, where: str, values: Sequence[Any]) -> list[Job]:
-    """Return the jobs that match. `where`: a constant of this module."""
-    jobs = []
-    sql = f"SELECT {_COLUMNS} FROM jobs WHERE {where}"  # noqa: S608 - constants
-    for row in db.execute(sql, values).fetchall():
-        given = dict(zip(_COLUMNS.split(", "), row, strict=True))
-        given["progress"] = {"done": given.pop("done"), "total": given.pop("total")}
-        given["result"] = None if given["result"] is None else orjson.loads(given["result"])
-        given |= {"request": orjson.loads(given["request"]), "cancelling": bool(given["cancelling"])}
-        jobs.append(Job(**given))
-    return jobs
+    def _jobs(self, query: Query, where: str, values: Sequence[Any]) -> list[Job]:
+        """Return the jobs that match. `where`: a constant of this module."""
+        jobs = []
+        for row in query(f"SELECT {_SELECTED} FROM {self._records.jobs} WHERE {where}", values):
+            given = dict(zip(_COLUMNS, row, strict=True))
+            given["progress"] = {"done": given.pop("done"), "total": given.pop("total")}
+            given["result"] = None if given["result"] is None else orjson.loads(given["result"])
+            given |= {"request": orjson.loads(given["request"]), "cancelling": bool(given["cancelling"])}
+            jobs.append(Job(**given))
+        return jobs
 
-
-def _job(db: sqlite3.Connection, id_: str) -> Job:
-    found = _jobs(db, "id = ?", (id_,))
-    if not found:
-        raise UnknownJob(f"there is no job {id_!r}")
-    return found[0]
-
-
-def _progress(db: sqlite3.Connection, number: int | None, progress: tuple[int, int] | None) -> None:
-    if number is None or progress is None:
-        return
-    changed = "UPDATE jobs SET done = ?1, total = ?2 WHERE number = ?3 AND (done <> ?1 OR total <> ?2)"
-    if db.execute(changed, (*progress, number)).rowcount:
-        _tell(db, number, "progress", dict(zip(("done", "total"), progress, strict=True)))
-
-
-def _tell(db: sqlite3.Connection, number: int | None, name: str, data: Mapping[str, Any]) -> None:
-    (last,) = db.execute("SELECT coalesce(max(id), 0) FROM events WHERE job = ?", (number,)).fetchone()
-    text = orjson.dumps(data, default=str).decode()
-    db.execute("INSERT INTO events (job, id, name, data) VALUES (?, ?, ?, ?)", (number, last + 1, name, text))
-    if name == "progress":
-        db.execute(
-            "DELETE FROM events WHERE job = ? AND id <= ? AND name = 'progress'", (number, last + 1 - EVENTS_KEPT)
-        )
+    def _found(self, query: Query, id_: str) -> Job:
+        found = self._jobs(query, '"ID" = ?', (id_,))
+        if not found:
+            raise UnknownJob(f"there is no job {id_!r}")
+        return found[0]

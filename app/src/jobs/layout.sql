@@ -1,5 +1,5 @@
 -- The tables of jobs.sqlite. `owner`: the process that runs the job, '' for none. `crashes`: how many processes died
--- of it or lost their GPU. After a change raise the version in journal.py.
+-- of it or lost their GPU. After a change raise the version in records.py.
 CREATE TABLE jobs (
     number INTEGER PRIMARY KEY AUTOINCREMENT,
     id TEXT NOT NULL UNIQUE,

@@ -10,11 +10,13 @@ import time
 import traceback
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from app.src.jobs.journal import ENDED, Job, JobOptions, Journal, Kind, StateUnusable
 from connector.errors import ConnectorError
+
+if TYPE_CHECKING:
+    from app.src.jobs.records import Records
 
 PROGRESS_SECONDS = 0.5  # seconds between two writes of progress, and between two checks for a cancellation
 FIRST_WAIT = 5.0  # seconds; the connection pool has already retried for shorter failures
@@ -84,17 +86,18 @@ Work = Callable[[Run], Mapping[str, Any]]
 
 
 class Jobs(Journal):
-    """The jobs in `folder`.
+    """The jobs in `records`.
 
     Any process with a free thread takes queued jobs; this process does so after its first `start` or `run`. Threads are
     daemons, so that the process can end during a batch; the next attempt repairs incomplete writes. Reading and
-    cancelling work from any process that shares the folder.
+    cancelling work from any process that shares the records.
     """
 
     def __init__(
-        self, folder: Path, work: Work, options: JobOptions | None = None, clock: Callable[[], float] = time.time
+        self, records: Records, work: Work, options: JobOptions | None = None, clock: Callable[[], float] = time.time
     ) -> None:
-        super().__init__(folder, options, clock)
+        super().__init__(records, options, clock)
+        self._lock = threading.RLock()
         self._work = work
         self._workers = self._options.workers
         self._runs: dict[str, tuple[Run, threading.Thread]] = {}
@@ -108,9 +111,8 @@ class Jobs(Journal):
         self._looked = time.monotonic()
 
     def open(self) -> None:
-        """Create the folder and file, and requeue the jobs of dead processes. Raises StateUnusable."""
-        self._opened()
-        self.settle()
+        """Prepare the records without contacting HANA. Raises StateUnusable."""
+        self._records.open()
 
     def settle(self) -> None:
         """Write outcomes that could not be written before, and requeue the jobs of dead processes."""

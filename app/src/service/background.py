@@ -16,6 +16,7 @@ from cronsim import CronSim
 
 from app.src.core.backends.torch.process import give_back
 from app.src.jobs.journal import Job, JobOptions, JobRunning, Kind, QueueFull, StateUnusable, Turn
+from app.src.jobs.records import FileRecords, Records
 from app.src.jobs.runner import Jobs, Run
 from app.src.service.collections import Collections
 from app.src.service.wiring import Parts
@@ -141,17 +142,21 @@ class Background:
             longest_wait=settings.sync.longest_wait,
             give_up_after=settings.sync.give_up_after,
         )
-        self.jobs = Jobs(settings.state_folder(file), self._work, options, clock)
+        self.jobs = Jobs(_records(parts, file), self._work, options, clock)
         self.scheduler = Scheduler(self.jobs, self._schedules, {"owner": "schedule"}, clock)
 
     def run(self, workers: int | None = None, *, schedules: bool, most: int = 0) -> None:
         """Run jobs, including those left by ended processes; with `schedules`, queue due syncs. `workers`: concurrent
-        jobs, instead of `api.job_workers`. `most`: begin at most this many jobs; 0: no limit. Raises StateUnusable."""
-        if schedules:
-            self.scheduler.register()
+        jobs, instead of `api.job_workers`. `most`: begin at most this many jobs; 0: no limit. Raises StateUnusable.
+        HANA may be unreachable."""
+        registered = not schedules
 
         def look() -> float:
+            nonlocal registered
             self._collections.refresh()
+            if not registered:  # not before: the records may be in HANA, and HANA may be unreachable
+                self.scheduler.register()
+                registered = True
             return min(_FILE_SECONDS, self.scheduler.look() if schedules else _FILE_SECONDS)
 
         works = self._parts.settings.api.job_workers if workers is None else workers
@@ -232,6 +237,14 @@ class Background:
                 since = None
             self._stale[name] = (time.monotonic(), since)
         return since
+
+
+def _records(parts: Parts, file: Path | None) -> Records:
+    if parts.settings.state.records == "file":
+        return FileRecords(parts.settings.state_folder(file))
+    from app.src.jobs.store_records import StoreRecords
+
+    return StoreRecords(lambda: parts.store_pool, parts.schema)
 
 
 def passing(error: Exception) -> bool:

@@ -66,10 +66,14 @@ class StoreLook:
         names: Sequence[str],
         store: Callable[[], AbstractContextManager[VectorStore | None]],
         clock: Callable[[], float] = time.monotonic,
+        jobs: Callable[[], Iterator[Sample]] | None = None,
     ) -> None:
+        """`jobs`: figures of job records that are in the store too."""
         self._names = names
         self._store = store
         self._clock = clock
+        self._jobs = jobs
+        self.job_samples: list[Sample] = []
         self._lock = threading.Lock()
         self._done = threading.Event()
         self._done.set()
@@ -119,6 +123,7 @@ class StoreLook:
         found = None
         with suppress(Exception), self._store() as store:  # readiness and doctor report the error
             found = {name: None if store is None else store.status(name) for name in self._names}
+            self.job_samples = [] if self._jobs is None else list(self._jobs())
         with self._lock:
             now = self._clock()
             self._answers, self._took = float(found is not None), now - self._begun
@@ -134,7 +139,10 @@ class Status:
         self._parts = parts
         self._collections = collections
         self._background = background
-        self._look = StoreLook(collections.names, parts.store_to_read)
+        self._jobs_in_store = parts.settings.state.records == "store"
+        self._look = StoreLook(
+            collections.names, parts.store_to_read, jobs=self._job_samples if self._jobs_in_store else None
+        )
         collections.on_change = self._look.forget
         metrics.expect(collections.synced_names)
         collections.on_new.append(lambda block: None if block.documents else metrics.expect([block.name]))
@@ -253,6 +261,9 @@ class Status:
         health = self._look.health()
         yield "owl_sap_store_answers", (), health["answers"]
         yield "owl_sap_store_look_age_seconds", (), health["look_age"]
+        yield from self._look.job_samples if self._jobs_in_store else self._job_samples()
+
+    def _job_samples(self) -> Iterator[Sample]:
         waited = 0.0
         with suppress(StateUnusable):
             counts, oldest, progress = self._background.jobs.tally()

@@ -115,6 +115,8 @@ class Sync:
         more: dict[str, Any] = {"full": request.full, "accept_schema": request.accept_schema}
         if request.max_deletes is not None:
             more["max_deletes"] = request.max_deletes
+        if self._parts.scaled:
+            more["windows"] = self._parts.settings.scale.windows
         return run_options(self._parts.settings, request.owner, **more), Watch(observer, stop)
 
     def _counted(self, work: Callable[[CollectionSpec, _Run], Report], name: str, run: _Run) -> Report:
@@ -197,7 +199,11 @@ class Sync:
     def _fill(self, maker: Maker, run: _Run) -> SyncReport:
         ends = Ends(self._parts.source, self._parts.store, maker.embedder)
         options, watch = run
+        before = maker.embedder.engine.stats()
         report = sync(maker.spec, ends, options, watch.observer, watch.stop)
+        after = maker.embedder.engine.stats()
+        report.blocks = after.blocks - before.blocks
+        report.repeated_blocks = after.repeated_blocks - before.repeated_blocks
         if report.paused not in _BEFORE_WRITING:
             self._generations.record(maker)
         return report

@@ -292,9 +292,29 @@ class WorkerSettings(Section):
     heartbeat: Path | None = setting(None, "file that `owl-sap worker` renews, for `owl-sap health worker`")
 
 
+class ScaleSettings(Section):
+    """Embedding on a Ray cluster (docs/scale.md), by `owl-sap sync`; never by `serve`."""
+
+    engine: Literal["off", "ray"] = setting("off", "ray: `owl-sap sync` embeds on the actors of a Ray cluster")
+    address: str = setting(
+        "local",
+        "local: a cluster of this machine that ends with the command; else HOST:PORT of a running one",
+        pattern=r"^(local|\[[0-9a-fA-F:.]+\]:\d{1,5}|[^\s:/]+:\d{1,5})$",
+    )
+    token_file: Path | None = setting(None, "the cluster's token, readable by its owner only; default: Ray's own")
+    actors: int = setting(0, "processes that embed; 0: all that the GPUs hold, without GPUs one for each node", ge=0)
+    gpus_per_actor: float = setting(1.0, "share of a GPU, and of `memory_fraction`, for each actor", gt=0, le=1)
+    threads: int | None = setting(None, "CPU threads of an actor; default: a node's CPUs divided by its actors", ge=1)
+    in_flight: int = setting(2, "blocks of texts that an actor works on at once", ge=1, le=16)
+    windows: int = setting(3, "windows ([sync] window) that are embedded at once, written in order", ge=1, le=16)
+
+
 class StateSettings(Section):
     """The records of jobs."""
 
+    records: Literal["file", "store"] = setting(
+        "file", "file: for the processes of one machine; store: in the HANA of [store], for several services"
+    )
     path: Path | None = setting(None, "folder of the job records; default: the local store's, else `.owl-sap`")
     max_attempts: int = setting(5, "a job fails after its process has died so often", ge=1)
 
@@ -356,6 +376,7 @@ class Settings(Section):
     search: SearchSettings = SearchSettings()
     mcp: McpSettings = McpSettings()
     worker: WorkerSettings = WorkerSettings()
+    scale: ScaleSettings = ScaleSettings()
     state: StateSettings = StateSettings()
     collections: tuple[CollectionSettings, ...] = ()
 
@@ -367,6 +388,14 @@ class Settings(Section):
             if names.count(name) > 1:
                 raise ValueError(f'two collections are named "{name}"; names must differ')
         return collections
+
+    @model_validator(mode="after")
+    def _records_in_hana(self) -> Settings:
+        if self.state.records == "store" and self.store.kind != "hana":
+            raise ValueError(
+                'state.records = "store" needs a store in HANA ([store] kind = "hana"); with a local store use "file"'
+            )
+        return self
 
     @property
     def synced(self) -> tuple[CollectionSettings, ...]:

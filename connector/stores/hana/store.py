@@ -26,7 +26,6 @@ from connector.errors import (
 )
 from connector.hana import catalog
 from connector.hana.connection import HanaFeatures, HanaPool, Rows, quote
-from connector.hana.privileges import creating, granted
 from connector.model import (
     ChangeSet,
     Filter,
@@ -44,16 +43,19 @@ from connector.model import (
 from connector.stores import filters, records
 from connector.stores.hana import keywords
 from connector.stores.hana.tables import (
+    PARTS,
+    PARTS_TABLE,
     STATE_TABLES,
     VectorTable,
     as_hit,
     as_text,
     compiled,
+    create,
     state_tables,
     table_name,
 )
 from connector.stores.records import SPREAD_FACTOR, SPREAD_MODULUS
-from connector.stores.state import Collection, LeaseTimes, Session, changed, portions
+from connector.stores.state import Collection, LeaseTimes, Session, changed, lost, portions
 from connector.stores.store import VectorStore
 from connector.stores.words import as_key_value
 
@@ -103,6 +105,7 @@ class HanaStore(VectorStore):
         self._remembered: dict[str, tuple[float, Collection]] = {}
         self._ensured: dict[tuple[str, int], float] = {}
         self._full_text: bool | None = None
+        self._parts = f"{quote(schema)}.{quote(PARTS)}"
 
     def close(self) -> None:
         """Clear the cached collections. The caller closes the pool."""
@@ -138,13 +141,7 @@ class HanaStore(VectorStore):
         return VectorTable(self._schema, name)
 
     def _create(self, sql: str) -> None:
-        """Create a table or index. Does nothing if another worker creates it at the same time."""
-        try:
-            with granted(self._pool, creating(self._schema)):
-                self._pool.execute(sql, doing="creating the store's tables")
-        except DatabaseError as error:
-            if error.code not in (288, 289):  # the table or index already exists
-                raise
+        create(self._pool, self._schema, sql)
 
     def _create_table(self, name: str, collection: str, number: int, dimension: int) -> str:
         self._features = self._features or HanaFeatures.probe(self._pool)
@@ -226,6 +223,45 @@ class HanaStore(VectorStore):
         except UnknownTable:
             return 0, 0, 0
         return int(counts[0]), int(counts[1]), int(counts[2])
+
+    # --------------------------------------------------------------------------------------------- parts of a lease
+
+    def split_lease(self, lease: Lease, count: int) -> list[Lease]:
+        """Give each part a row of its own: the first statement of a write locks its row, as other writes lock the row
+        of the lease."""
+        if not self._pool.read(catalog.FIND_TABLE, (self._schema, PARTS), doing="looking for the store's tables"):
+            self._create(f"CREATE COLUMN TABLE {self._parts} {PARTS_TABLE}")
+        rows = [(lease.collection, part, lease.epoch) for part in range(count)]
+
+        def write(session: Session) -> None:
+            self._check(session, lease)
+            self._end_parts(session, lease.collection)
+            sql = f'INSERT INTO {self._parts} ("COLLECTION", "PART", "LEASE_EPOCH") VALUES (?, ?, ?)'
+            session.execute_many(sql, rows, doing="splitting a lease")
+
+        self._pool.in_transaction(write, doing="splitting a lease")
+        return [replace(lease, part=part) for part in range(count)]
+
+    def _end_parts(self, session: Session, collection: str) -> None:
+        # Asked in this transaction, which has locked the lease: no other worker splits it until the commit.
+        if session.query(catalog.FIND_TABLE, (self._schema, PARTS), doing="looking for the store's tables"):
+            sql = f'DELETE FROM {self._parts} WHERE "COLLECTION" = ?'
+            session.execute(sql, (collection,), doing="ending the parts of a lease")
+
+    def _check(self, session: Session, lease: Lease) -> None:
+        """Raise LeaseLost after a takeover. A part locks its own row. Whoever takes the lease deletes that row, and so
+        waits for the commit; a released lease has another epoch."""
+        if lease.part is None:
+            super()._check(session, lease)
+            return
+        sql = (
+            f'UPDATE {self._parts} SET "LEASE_EPOCH" = ? WHERE "COLLECTION" = ? AND "PART" = ? AND "LEASE_EPOCH" = ? '
+            f'AND EXISTS (SELECT 1 FROM {self._tables.state} WHERE "COLLECTION" = ? AND "LEASE_EPOCH" = ?)'
+        )
+        name, epoch = lease.collection, lease.epoch
+        values = (epoch, name, lease.part, epoch, name, epoch)
+        if session.execute(sql, values, doing="checking the lease") != 1:
+            raise lost(lease)
 
     # --------------------------------------------------------------------------------------------------- writing
 

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from connector.errors import ConfigurationError, StoreCorrupt
-from connector.hana.connection import quote
+from connector.errors import ConfigurationError, DatabaseError, StoreCorrupt
+from connector.hana.connection import HanaPool, quote
+from connector.hana.privileges import creating, granted
 from connector.model import Hit, Order, StoredText
 from connector.stores import filters, records
 from connector.stores.records import CHECKPOINT_LENGTH
@@ -32,6 +33,12 @@ STATE_TABLES = {
 PRIMARY KEY ("COLLECTION", "SRC_KEY"))""",
 }
 
+# One row for each part of a lease; made when a lease is first split.
+PARTS = "OWL_LEASE_PARTS"
+PARTS_TABLE = """(
+"COLLECTION" NVARCHAR(200) NOT NULL, "PART" INTEGER NOT NULL, "LEASE_EPOCH" BIGINT NOT NULL,
+PRIMARY KEY ("COLLECTION", "PART"))"""
+
 
 def state_tables(schema: str) -> StateTables:
     state, quarantine = (f"{quote(schema)}.{quote(name)}" for name in STATE_TABLES)
@@ -47,6 +54,16 @@ def state_tables(schema: str) -> StateTables:
         id="0",
         lock=" FOR UPDATE",
     )
+
+
+def create(pool: HanaPool, schema: str, sql: str) -> None:
+    """Create a table or index in `schema`. Does nothing if another worker creates it at the same time."""
+    try:
+        with granted(pool, creating(schema)):
+            pool.execute(sql, doing="creating the store's tables")
+    except DatabaseError as error:
+        if error.code not in (288, 289):  # the table or index already exists
+            raise
 
 
 def table_name(collection: str, generation: int) -> str:

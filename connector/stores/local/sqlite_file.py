@@ -8,23 +8,38 @@ import os
 import sqlite3
 import threading
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from connector.errors import (
     ConnectorError,
     DatabaseError,
     PermissionRefused,
+    RowRejected,
     StatementFailed,
     StoreCorrupt,
     TransactionRolledBack,
 )
 
+if TYPE_CHECKING:
+    from connector.stores.state import Session
+
+T = TypeVar("T")
 BUSY_SECONDS = 30.0
 PAGE_BYTES = 8192  # of a new file; five vectors of 384 dimensions fill it, but two leave a quarter of 4 KB empty
 CHECKPOINT_PAGES = 2000  # of the log, 16 MB; SQLite's default would copy the same pages for every second change set
+_REFUSED = (
+    UnicodeError,
+    OverflowError,
+    sqlite3.IntegrityError,
+    sqlite3.ProgrammingError,
+    sqlite3.InterfaceError,
+    sqlite3.DataError,
+)
+"""Errors of SQLite and its driver for values that cannot be stored."""
 _UNDECODED = "Could not decode to UTF-8"  # the start of Python's message; the rest quotes the text
 
 
@@ -251,3 +266,47 @@ class SqliteFile:
                 return DatabaseError(f"the disk failed while {self._name} was used: {error}")
             case _:
                 return StatementFailed(f"{self._name}: {error}")
+
+
+class _SqliteSession:
+    """A `Session` in SQLite."""
+
+    def __init__(self, db: sqlite3.Connection) -> None:
+        self._db = db
+
+    def query(self, sql: str, parameters: Sequence[Any] = (), *, doing: str = "") -> list[Any]:
+        return self._db.execute(sql, parameters).fetchall()
+
+    def execute(self, sql: str, parameters: Sequence[Any] = (), *, doing: str = "") -> int:
+        return self._db.execute(sql, parameters).rowcount
+
+    def execute_many(self, sql: str, rows: Sequence[Sequence[Any]], *, doing: str = "") -> None:
+        self._db.executemany(sql, rows)
+
+
+class SqliteDatabase:
+    """A `Database` in SQLite."""
+
+    def __init__(self, file: SqliteFile) -> None:
+        self._file = file
+
+    def read(self, sql: str, parameters: Sequence[Any] = (), *, doing: str = "") -> list[Any]:
+        with self._file.read() as db:
+            try:
+                return db.execute(sql, parameters).fetchall()
+            except UnicodeEncodeError as error:  # not UnicodeDecodeError, which means a damaged file
+                raise _refused(error) from None
+
+    def execute(self, sql: str, parameters: Sequence[Any] = (), *, doing: str = "") -> int:
+        return self.in_transaction(lambda session: session.execute(sql, parameters))
+
+    def in_transaction(self, work: Callable[[Session], T], *, doing: str = "", overloaded: int | None = None) -> T:
+        with self._file.write() as db:
+            try:
+                return work(_SqliteSession(db))
+            except _REFUSED as error:
+                raise _refused(error) from None
+
+
+def _refused(error: Exception) -> RowRejected:
+    return RowRejected(f"SQLite refuses a row's data ({type(error).__name__})")

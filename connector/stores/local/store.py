@@ -18,7 +18,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from connector import failpoints
-from connector.errors import RowRejected
 from connector.model import (
     ChangeSet,
     Filter,
@@ -36,7 +35,7 @@ from connector.model import (
 from connector.stores import filters, records
 from connector.stores.local import keywords
 from connector.stores.local.search import CollectionIndex, FilterCache, Search, answering
-from connector.stores.local.sqlite_file import SqliteFile
+from connector.stores.local.sqlite_file import SqliteDatabase, SqliteFile
 from connector.stores.local.tables import IN_LIMIT, SCHEMA, by_ids, find, only
 from connector.stores.records import SPREAD_FACTOR, SPREAD_MODULUS
 from connector.stores.scan import Int8Scan, VectorScan, searching
@@ -54,59 +53,6 @@ GROUP = 250  # rows per statement: fewer rows mean more waits for the interprete
 LONGEST_LEASE = 300  # seconds; a lease that ends later was taken before the clock was set back
 DELETE_PAGE = 5000  # records per delete transaction, which bounds how long other writers wait
 TOMBSTONES_KEPT = 50_000  # A reader further behind reloads the collection instead of following its changes
-_REFUSED = (
-    UnicodeError,
-    OverflowError,
-    sqlite3.IntegrityError,
-    sqlite3.ProgrammingError,
-    sqlite3.InterfaceError,
-    sqlite3.DataError,
-)
-"""Errors of SQLite and its driver for values that cannot be stored."""
-
-
-class _SqliteSession:
-    """A `Session` in SQLite."""
-
-    def __init__(self, db: sqlite3.Connection) -> None:
-        self._db = db
-
-    def query(self, sql: str, parameters: Sequence[Any] = (), *, doing: str = "") -> list[Any]:
-        return self._db.execute(sql, parameters).fetchall()
-
-    def execute(self, sql: str, parameters: Sequence[Any] = (), *, doing: str = "") -> int:
-        return self._db.execute(sql, parameters).rowcount
-
-    def execute_many(self, sql: str, rows: Sequence[Sequence[Any]], *, doing: str = "") -> None:
-        self._db.executemany(sql, rows)
-
-
-class _SqliteDatabase:
-    """A `Database` in SQLite."""
-
-    def __init__(self, file: SqliteFile) -> None:
-        self._file = file
-
-    def read(self, sql: str, parameters: Sequence[Any] = (), *, doing: str = "") -> list[Any]:
-        with self._file.read() as db:
-            try:
-                return db.execute(sql, parameters).fetchall()
-            except UnicodeEncodeError as error:  # not UnicodeDecodeError, which means a damaged file
-                raise _refused(error) from None
-
-    def execute(self, sql: str, parameters: Sequence[Any] = (), *, doing: str = "") -> int:
-        return self.in_transaction(lambda session: session.execute(sql, parameters))
-
-    def in_transaction(self, work: Callable[[Session], T], *, doing: str = "", overloaded: int | None = None) -> T:
-        with self._file.write() as db:
-            try:
-                return work(_SqliteSession(db))
-            except _REFUSED as error:
-                raise _refused(error) from None
-
-
-def _refused(error: Exception) -> RowRejected:
-    return RowRejected(f"SQLite refuses a row's data ({type(error).__name__})")
 
 
 class LocalStore(VectorStore):
@@ -140,7 +86,7 @@ class LocalStore(VectorStore):
             corrupt=self._file.corrupt,
             id="id",
         )
-        super().__init__(_SqliteDatabase(self._file), tables, "", names, lease_times or LeaseTimes())
+        super().__init__(SqliteDatabase(self._file), tables, "", names, lease_times or LeaseTimes())
         self._scan = scan or Int8Scan()
         self._lock = threading.Lock()
         self._indexes: dict[str, CollectionIndex] = {}

@@ -48,6 +48,11 @@ class Feed:
     complete: bool = True  # the feed gives every row, so stored rows that it omits were deleted
     trusts_tokens: bool = True  # a row with the stored token is unchanged; False in a comparison that verifies them
 
+    @property
+    def by_values(self) -> bool:
+        """Return whether the feed compares every row by the values that `Source.pages` gives, without tokens."""
+        return self.complete and self.method == "full" and self.trusts_tokens
+
 
 @dataclass(frozen=True, slots=True)
 class ReadPlan:

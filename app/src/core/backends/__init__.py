@@ -85,7 +85,7 @@ class ModelInfo:
     precision: Precision
     precision_reason: str
     shape: ModelShape
-    path: str  # packed, padded, sentence-transformers, onnx-runtime or hashing
+    path: str  # packed, padded, sentence-transformers, onnx-runtime, hashing; tokenizer: no weights are loaded
     path_reason: str
     matryoshka: Sequence[int] = ()  # shorter vector lengths that the model is trained for
     variant: str = ""  # family of its vectors, if it differs from the precision's

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +13,9 @@ import numpy as np
 
 from ..device import DeviceProfile, Precision
 from ..tokens import rectangle, width_of
-from . import DeviceFailed, DeviceUnavailable, ModelInfo, OutOfMemory, Pause, TokenBatch, Vectors
-from .folder import Folder, sha256_of
-from .tokenizing import RustTokenizer, TokenizingBackend
+from . import DeviceFailed, DeviceUnavailable, OutOfMemory, Pause, TokenBatch, Vectors
+from .folder import Folder
+from .tokenizing import RustTokenizer, TokenizingBackend, model_info
 
 PATH = "onnx-runtime"
 OUTPUT = "sentence_embedding"
@@ -48,28 +48,15 @@ class OnnxRuntimeBackend(TokenizingBackend):
     def __post_init__(self) -> None:
         self._tokenizer = RustTokenizer.load(self.folder)
         self._exact: Any = None
-        special = self._tokenizer.special_tokens
         with loading_errors_mapped():
             dimension = self.forward(self._tokenizer.ids([""])).shape[1]
-        self.info = ModelInfo(
-            name=self.folder.name,
-            dimension=dimension,
-            max_tokens=self.folder.max_length - special,
-            special_tokens=special,
-            pooling=self.folder.pooling or "own",
-            weights_sha256=self.weights,
-            tokenizer_sha256=sha256_of([self.folder.encoder / "tokenizer.json"]),
+        self.info = replace(
+            model_info(self.folder, self._tokenizer, self.weights, dimension),
             precision=self.precision,
             precision_reason=self.precision_reason,
-            shape=self.folder.shape,
             path=PATH,
             path_reason=self.note,
-            matryoshka=self.folder.matryoshka,
-            languages=self.folder.card[0],
-            licence=self.folder.card[1],
             variant=self.variant,
-            query_prompt=self.folder.query_prompt,
-            document_prompt=self.folder.document_prompt,
         )
 
     def forward(self, batch: TokenBatch, *, exact: bool = False, pause: Pause | None = None) -> Vectors:

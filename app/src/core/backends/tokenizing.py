@@ -6,8 +6,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from . import Backend, ModelUnsupported, TokenBatch
-from .folder import Folder
+from ..device import DeviceProfile
+from . import Backend, ModelInfo, ModelUnsupported, Pause, TokenBatch, Vectors
+from .folder import Folder, sha256_of
 from .packaged import PACKAGED
 from .tokenizer_workers import TokenizerWorkers, default_workers, encodable, ids_of
 
@@ -110,6 +111,42 @@ class TokenizingBackend(Backend):
         torch.cuda.empty_cache()  # else the driver counts torch's cached memory as used
         free, _total = torch.cuda.mem_get_info(self.profile.index)
         return int(free)
+
+
+class TokenizerBackend(TokenizingBackend):
+    """Tokenises and describes a model without loading its weights; computes nothing."""
+
+    def __init__(self, folder: Folder, weights_sha256: str, dimension: int) -> None:
+        self.profile = DeviceProfile.cpu()
+        self._tokenizer = RustTokenizer.load(folder)
+        self.info = model_info(folder, self._tokenizer, weights_sha256, dimension)
+
+    def forward(self, batch: TokenBatch, *, exact: bool = False, pause: Pause | None = None) -> Vectors:
+        raise RuntimeError(f"the weights of {self.info.name} are not loaded")
+
+
+def model_info(folder: Folder, tokenizer: RustTokenizer, weights_sha256: str, dimension: int) -> ModelInfo:
+    """Return the description of a folder's model before it is loaded onto a device."""
+    special, (languages, licence) = tokenizer.special_tokens, folder.card
+    return ModelInfo(
+        name=folder.name,
+        dimension=dimension,
+        max_tokens=folder.max_length - special,
+        special_tokens=special,
+        pooling=folder.pooling or "own",
+        weights_sha256=weights_sha256,
+        tokenizer_sha256=sha256_of([folder.encoder / "tokenizer.json"]),
+        precision="fp32",
+        precision_reason="no weights are loaded",
+        shape=folder.shape,
+        path="tokenizer",
+        path_reason="no weights are loaded",
+        matryoshka=folder.matryoshka,
+        languages=languages,
+        licence=licence,
+        query_prompt=folder.query_prompt,
+        document_prompt=folder.document_prompt,
+    )
 
 
 def _twin(tokenizer: Tokenizer) -> Tokenizer:

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 
 from ...device import ELEMENT_BYTES, DeviceProfile, choose_precision, detect
 from ...memory import PROBE_TOKENS, MemoryLimits, TokenCost, measured_cost
-from .. import ModelInfo, OutOfMemory, Pause, Running, TokenBatch, Vectors
-from ..folder import check_files, display_name, find_folder, read_folder, sha256_of
-from ..tokenizing import RustTokenizer, TokenizingBackend
+from .. import OutOfMemory, Pause, Running, TokenBatch, Vectors
+from ..folder import Folder, check_files, display_name, find_folder, read_folder
+from ..tokenizing import RustTokenizer, TokenizingBackend, model_info
 from .encoders import Encoder, Target, load_encoder, load_exact, trial_batch, words_of
 from .process import (
     TF32,
@@ -87,11 +87,8 @@ class TorchBackend(TokenizingBackend):
     """One model on one device; made by `load`."""
 
     def __init__(self, options: EngineOptions) -> None:
-        path = find_folder(options.model, options.revision, options.cache)
-        folder = self._folder = read_folder(
-            path, display_name(options.model, path), options.query_prompt, options.document_prompt
-        )
-        weights = check_files(folder, options.weights_sha256)
+        folder, weights = find_model(options)
+        self._folder = folder
         target, reason = _target(options)
         self.profile = target.profile
         self._options = options
@@ -117,26 +114,14 @@ class TorchBackend(TokenizingBackend):
                 self.ahead = 1
             else:
                 self.pauses = encoder.pauses  # on a card `forward` only queues work
-            special = self._tokenizer.special_tokens
-            self.info = ModelInfo(
-                name=folder.name,
-                dimension=self.forward(self._tokenizer.ids([""])).shape[1],
-                max_tokens=folder.max_length - special,
-                special_tokens=special,
-                pooling=folder.pooling or "own",
-                weights_sha256=weights,
-                tokenizer_sha256=sha256_of([folder.encoder / "tokenizer.json"]),
+            dimension = self.forward(self._tokenizer.ids([""])).shape[1]
+            self.info = replace(
+                model_info(folder, self._tokenizer, weights, dimension),
                 precision=target.precision,
                 precision_reason=reason,
-                shape=folder.shape,
                 path=encoder.path,
                 path_reason=path_reason,
-                matryoshka=folder.matryoshka,
-                languages=folder.card[0],
-                licence=folder.card[1],
                 variant=f"int8-{options.calibration.digest[:12]}" if options.calibration else "",
-                query_prompt=folder.query_prompt,
-                document_prompt=folder.document_prompt,
             )
         except BaseException:
             TF32.release(target.profile, target.precision)  # no engine exists that `close` could be called on
@@ -234,6 +219,14 @@ class TorchBackend(TokenizingBackend):
             self._exact = load_exact(self._folder, replace(self._target, profile=profile), self._encoder)
             self._memory.hold(self._exact, max(0, reserved_bytes(profile) - before))
         return self._exact
+
+
+def find_model(options: EngineOptions) -> tuple[Folder, str]:
+    """Return the model's folder and the SHA-256 of its weights. Raises ModelNotFound, ModelUnsupported,
+    WeightsMismatch."""
+    path = find_folder(options.model, options.revision, options.cache)
+    folder = read_folder(path, display_name(options.model, path), options.query_prompt, options.document_prompt)
+    return folder, check_files(folder, options.weights_sha256)
 
 
 def computing(options: EngineOptions, work: Callable[[], Result]) -> Result:
