@@ -32,14 +32,14 @@ _STOP_SECONDS = 30.0
 class Demo:
     """A context in which the emulator runs and the service is ready."""
 
-    def __init__(self, settings: Settings, model: str | None = None) -> None:
-        """`model` replaces the models of the collections."""
+    def __init__(self, settings: Settings, model: str | None = None, *, scaled: bool = False) -> None:
+        """`model` replaces the models of the collections; `scaled`: see Service."""
         if settings.embedding.hashing:
             raise ConfigurationError(
                 f'the demo needs a real model, "{settings.embedding.model}" is the test embedder; '
                 "unset OWL_SAP_EMBEDDING__MODEL"
             )
-        self._wanted = settings
+        self._wanted, self._scaled = settings, scaled
         document = tomllib.loads(QUERIES.read_text(encoding="utf-8"))
         self._blocks = QUERIES.read_text(encoding="utf-8").partition("[[queries]]")[0]
         # Each has `collection`, `text` and `expect`: keys, at least one of which must be among the first `TOP` hits.
@@ -67,12 +67,13 @@ class Demo:
                 embedding=wanted.embedding,
                 search=wanted.search,
                 sync=wanted.sync.model_copy(update=_STEPS),
+                scale=wanted.scale.model_copy(update={"ranges": False}),  # workers would read the user's settings
                 api=wanted.api,
                 collections=self._collections,
             )
             file = folder / "owl-sap.toml"  # the console adds collections to it, until the demo ends
             file.write_text(self._blocks, encoding="utf-8")
-            self.service = held.enter_context(closing(Service(settings, file=file)))
+            self.service = held.enter_context(closing(Service(settings, file=file, scaled=self._scaled)))
             self.names = self.service.collections.names
             self._held = held.pop_all()
         return self

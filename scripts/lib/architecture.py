@@ -46,6 +46,7 @@ PLANTS = [
     ("app.src.service", "hdbcli", "hdbcli stays in connector.hana.connection"),
     ("app.src.service", "torch", "torch stays in app.src.core"),
     ("app.src.observe", "sentence_transformers", "torch stays in app.src.core"),
+    ("app.src.service", "ray", "ray stays in app.src.scaling.cluster"),
     ("app.src.service", "mcp", "the MCP SDK stays in app.src.mcp"),
     ("app.src.api", "mcp_types", "the MCP SDK stays in app.src.mcp"),
     ("app.src.service", "fastapi", "fastapi stays in app.src.api"),
@@ -68,12 +69,13 @@ BY_NAME = {
     "sentence_transformers": "app/src/core/",
     "fastapi": "app/src/api/",
     "mcp": "app/src/mcp/",
+    "ray": "app/src/scaling/cluster.py",
     "hana_emulator": "hana_emulator/",
 }
 
 # Extras for users, not developers.
 EXTRAS = {
-    "app": {"hana", "engine", "serve", "onnx", "tensorrt", "train", "langchain", "mcp", "benchmark"},
+    "app": {"hana", "engine", "serve", "onnx", "tensorrt", "train", "langchain", "mcp", "benchmark", "ray"},
     "connector": {"hana", "langchain"},
     "hana_emulator": set(),
     "owl_sap_client": {"langchain"},

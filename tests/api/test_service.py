@@ -9,10 +9,15 @@ import numpy as np
 import pytest
 
 from app.src.access.principal import OPERATOR
+from app.src.core.backends import Pause, TokenBatch, Vectors
+from app.src.core.backends.hashing import HashingBackend, words_of
+from app.src.core.engine import EmbeddingEngine
+from app.src.core.pool import EnginePool
 from app.src.observe import Fault
 from app.src.service.search import unit_vector
 from app.src.service.service import Service
 from app.src.service.sync import SyncRequest
+from app.src.service.wiring import Parts
 from app.src.settings import Settings
 from connector.errors import (
     ConfigurationError,
@@ -40,6 +45,39 @@ def test_sync_accounts_for_every_row_and_counts(service: Service) -> None:
     again = service.sync.run("materials")
     assert (again.unchanged, again.embedded_texts) == (4, 0)
     assert 'rows_synced_total{collection="materials",outcome="unchanged"} 4.0' in service.metrics.render().decode()
+
+
+class Deadly(HashingBackend):
+    """The thread of its engine dies with a text that has the word `poison`."""
+
+    def forward(self, batch: TokenBatch, *, exact: bool = False, pause: Pause | None = None) -> Vectors:
+        if "poison" in words_of(batch):
+            raise SystemExit
+        return super().forward(batch, exact=exact)
+
+
+@pytest.fixture
+def pooled(make_service: Callable[[], Service], monkeypatch: pytest.MonkeyPatch) -> Service:
+    """A service whose engine is a pool of two."""
+    engines = [EmbeddingEngine(Deadly("hash:64")) for _ in range(2)]
+    monkeypatch.setattr(Parts, "load", lambda *_: EnginePool(engines[0], engines))
+    return make_service()
+
+
+@pytest.mark.proves(22)
+def test_a_row_whose_text_kills_engines_is_quarantined_alone(pooled: Service, source: Any) -> None:
+    source.rows_by_key["3"]["MAKTX"] = "deadly poison"
+    report = pooled.sync.run("materials")
+    assert (report.upserted, report.quarantined) == (3, 1)
+    assert report.blocks > report.repeated_blocks > 0
+    assert [entry.key for entry in pooled.quarantine.entries("materials")] == [{"MATNR": "3"}]
+
+
+def test_a_report_has_the_blocks_that_several_engines_got(pooled: Service) -> None:
+    report = pooled.sync.run("materials").as_dict()
+    assert (report["blocks"], report["repeated_blocks"]) == (1, 0)
+    again = pooled.sync.run("materials").as_dict()
+    assert (again["unchanged"], again["blocks"]) == (4, 0)
 
 
 def test_sync_hands_on_its_request(service: Service, source: Any) -> None:

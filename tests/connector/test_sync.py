@@ -477,7 +477,7 @@ def test_report_has_the_promised_keys(ends, source):
     fill(source, 1)
     promised = (
         "collection read upserted unchanged empty quarantined superseded deleted paused embedded_texts reused_texts "
-        "tokens seconds rows_per_second stages"
+        "tokens seconds rows_per_second stages blocks repeated_blocks"
     )
     assert set(promised.split()) <= sync(SPEC, ends, OPTIONS).as_dict().keys()
 

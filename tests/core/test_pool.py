@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import signal
 import socket
@@ -11,10 +12,12 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError, Future
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,6 +29,7 @@ from hypothesis import strategies as st
 
 from app.src.core import child as child_module
 from app.src.core import loading
+from app.src.core import pool as pool_module
 from app.src.core.backends import (
     DeviceFailed,
     DeviceUnavailable,
@@ -48,7 +52,7 @@ from app.src.core.engine import EmbeddingEngine, Engine
 from app.src.core.loading import EngineOptions, load_engine, load_tokenizer_engine
 from app.src.core.pool import EnginePool
 from app.src.core.queue import EngineOverloaded, Lane, Watcher, WorkerDied
-from tests.core.conftest import MakeFolder, ScriptedBackend
+from tests.core.conftest import MakeFolder, ScriptedBackend, words_by_text
 
 FEW = settings(max_examples=20, deadline=None)
 TEXTS = [
@@ -59,19 +63,26 @@ CPUS = ["cpu:0", "cpu:1"]
 
 
 class Gated(ScriptedBackend):
-    """Waits in each batch until `go` is set; then raises `error`, if any."""
+    """Waits in each batch until `go` is set; then raises `error`, if any. Its thread dies with a text that has the word
+    `deadly` ("": with any), at most `lives` times."""
 
     def __init__(self) -> None:
         super().__init__()
         self.inside, self.go = threading.Event(), threading.Event()
         self.go.set()
         self.error: BaseException | None = None
+        self.deadly: str | None = None
+        self.lives, self.deaths = sys.maxsize, 0
 
     def forward(self, batch: TokenBatch, *, exact: bool = False, pause: Pause | None = None) -> Vectors:
         self.inside.set()
         assert self.go.wait(60)
         if self.error is not None:
             raise self.error
+        found = self.deadly is not None and any(self.deadly in [*words, ""] for words in words_by_text(batch))
+        if found and self.deaths < self.lives:
+            self.deaths += 1
+            raise SystemExit
         return super().forward(batch, exact=exact)
 
 
@@ -302,6 +313,205 @@ def test_positions_without_vectors_are_those_in_the_call(scene: Scene) -> None:
     with pytest.raises(NonFinite) as caught:
         scene.pool.submit(["pump", "bad"]).result(60)
     assert caught.value.indices == (1,)
+
+
+# ---------------------------------------------------------------------------------------------- texts that kill members
+
+
+def deaths(scene: Scene) -> int:
+    return sum(backend.deaths for backend in scene.backends)
+
+
+@pytest.mark.proves(22, 29)
+def test_texts_that_kill_members_are_found_and_no_other_text_is_blamed(scene: Scene, alone: Vectors) -> None:
+    texts = list(TEXTS)
+    for place in (0, 400, 899):
+        texts[place] = f"poison {place}"
+    for backend in scene.backends:
+        backend.deadly = "poison"
+    with pytest.raises(NonFinite) as caught:
+        scene.pool.embed(texts, "bulk")
+    assert caught.value.indices == (0, 400, 899)
+    assert deaths(scene) <= 2 * 3 * (2 + 2 + math.log2(len(texts))), "halves, not text by text"
+    good = [place for place in range(len(texts)) if place not in caught.value.indices]
+    vectors, counts = scene.pool.embed_counted([texts[place] for place in good])
+    np.testing.assert_array_equal(vectors, alone[good])
+    assert counts == scene.pool.count_tokens([texts[place] for place in good])
+    assert scene.pool.failures == ["", ""]
+
+
+@pytest.mark.parametrize("members", [1, 2, 3])
+def test_a_text_beside_one_that_kills_members_gets_its_vector(members: int) -> None:
+    scene = Scene(members)
+    for backend in scene.backends:
+        backend.deadly = "poison"
+    ended = threading.Event()
+
+    def bad(number: int) -> list[tuple[int, ...]]:
+        found = []
+        for place in range(4):
+            with pytest.raises(NonFinite) as caught:
+                scene.pool.embed([f"seal {number} {place}", "poison"], "bulk")
+            found.append(caught.value.indices)
+        return found
+
+    def good(number: int) -> int:
+        calls = 0
+        while not ended.is_set():
+            scene.pool.embed([f"oil {number} {calls}"], "bulk")  # raises NonFinite if it is blamed
+            calls += 1
+        return calls
+
+    others = [later(partial(good, number)) for number in range(3)]
+    calls = [later(partial(bad, number)) for number in range(3)]
+    assert [call.result(60) for call in calls] == [[(1,)] * 4] * 3
+    ended.set()
+    assert min(other.result(60) for other in others) > 0
+    scene.pool.close()
+
+
+@pytest.fixture
+def attempts(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[int], None]], list[int]]:
+    """Call a function with the number of each attempt at the text `oil`, before it is computed; return the members."""
+
+    def before(work: Callable[[int], None]) -> list[int]:
+        found: list[int] = []
+        for place, backend in enumerate(scene.backends):
+            forward = backend.forward
+
+            def watched(batch: TokenBatch, *, place: int = place, forward: Any = forward, **more: Any) -> Vectors:
+                if ["oil"] in words_by_text(batch):
+                    found.append(place)
+                    work(len(found))
+                vectors: Vectors = forward(batch, **more)
+                return vectors
+
+            monkeypatch.setattr(backend, "forward", watched)
+        return found
+
+    return before
+
+
+def test_a_suspect_is_computed_alone_and_other_work_goes_to_other_members(
+    scene: Scene, parts: list[tuple[int, int]], attempts: Callable[[Callable[[int], None]], list[int]]
+) -> None:
+    others: list[Future[Vectors]] = []
+
+    def work(attempt: int) -> None:
+        if attempt >= 3:
+            others.extend(scene.pool.submit([f"pump {number}"]) for number in range(3))
+        if attempt <= 3:
+            raise SystemExit
+
+    members = attempts(work)
+    assert scene.pool.embed(["oil"], "bulk").shape == (1, 32)
+    assert sorted(members[2:]) == [0, 1], "after it died alone, it is tried at another member"
+    assert [place for place, _ in parts[3:6]] == [members[3]] * 3
+    assert [other.result(60).shape for other in others] == [(1, 32)] * 6
+
+
+def test_a_text_is_not_blamed_for_deaths_in_company(
+    scene: Scene, attempts: Callable[[Callable[[int], None]], list[int]]
+) -> None:
+    scene.pool.members[1].close()
+    others: list[Future[Vectors]] = []
+
+    def work(attempt: int) -> None:
+        if attempt > 2:
+            others.append(scene.pool.submit([f"pump {attempt}"]))
+        if attempt < 7:
+            raise SystemExit
+
+    members = attempts(work)
+    assert scene.pool.embed(["oil"], "bulk").shape == (1, 32)
+    assert members == [0] * 7
+    assert [other.result(60).shape for other in others] == [(1, 32)] * 5
+
+
+@pytest.mark.proves(29)
+def test_a_part_that_killed_one_member_is_computed_whole_by_another(
+    scene: Scene, parts: list[tuple[int, int]], alone: Vectors
+) -> None:
+    scene.backends[1].deadly, scene.backends[1].lives = "", 1
+    np.testing.assert_array_equal(scene.pool.embed(TEXTS), alone)
+    assert deaths(scene) == 1
+    sizes = Counter(size for _, size in parts)
+    undivided = Counter(stop - start for start, stop in scene.pool._parts(TEXTS))
+    assert sizes - undivided, "a part was given to two members"
+    assert sizes.keys() == undivided.keys(), "and none was halved"
+    stats = scene.pool.stats()
+    assert stats.blocks == len(parts)
+    assert stats.repeated_blocks == len(parts) - undivided.total()
+
+
+def test_the_only_member_computes_again_what_it_died_of() -> None:
+    scene = Scene(1)
+    scene.backends[0].deadly, scene.backends[0].lives = "", 1
+    assert scene.pool.submit(["oil"]).result(60).shape == (1, 32)
+    scene.pool.close()
+
+
+@pytest.mark.proves(29)
+def test_members_that_always_die_fail_the_call_in_bounded_rounds(
+    scene: Scene, parts: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pool_module, "ROUNDS", 5)
+    for backend in scene.backends:
+        backend.deadly = ""
+    with pytest.raises(WorkerDied, match="ended 6 times during one call"):
+        scene.pool.embed(TEXTS)
+    assert len(parts) == 2 * len(scene.pool._parts(TEXTS)) + 6
+
+
+def test_a_search_kills_two_members_at_most(scene: Scene) -> None:
+    for backend in scene.backends:
+        backend.deadly = "poison"
+    for call in (scene.pool.embed, lambda texts, lane: scene.pool.submit(texts, lane).result(60)):
+        before = deaths(scene)
+        with pytest.raises(WorkerDied):
+            call(["poison"], "interactive")
+        assert deaths(scene) == before + 2
+
+
+def test_a_member_that_died_gets_a_second_part_when_it_has_computed_one(
+    scene: Scene, parts: list[tuple[int, int]]
+) -> None:
+    scene.backends[0].deadly, scene.backends[0].lives = "", 1
+    scene.pool.submit(["oil"]).result(60)
+    assert [place for place, _ in parts] == [0, 1]
+    for backend in scene.backends:
+        backend.go.clear()
+    futures = [scene.pool.submit([f"pump {number}"]) for number in range(5)]
+    assert [place for place, _ in parts[2:]] == [0, 1, 1, 1, 1]
+    for backend in scene.backends:
+        backend.go.set()
+    assert [future.result(60).shape for future in futures] == [(1, 32)] * 5
+
+
+class Deadly(ScriptedBackend):
+    def forward(self, batch: TokenBatch, *, exact: bool = False, pause: Pause | None = None) -> Vectors:
+        if any("poison" in words for words in words_by_text(batch)):
+            os._exit(3)
+        return super().forward(batch, exact=exact)
+
+
+def load_deadly(_options: EngineOptions) -> EmbeddingEngine:
+    return EmbeddingEngine(Deadly())
+
+
+@pytest.mark.proves(22)
+def test_a_text_that_kills_child_processes_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool_module, "DEATHS", 1)  # a child that died is not started again
+    first = load_tokenizer_engine(EngineOptions("hash:32"), 32)
+    children = [ChildEngine(load_deadly, EngineOptions("hash:32", device="cpu")) for _ in range(3)]
+    for child in children:
+        child.load()
+    with EnginePool(first, children) as pool:
+        with pytest.raises(NonFinite) as caught:
+            pool.embed(["oil leak", "poison"], "bulk")
+        assert caught.value.indices == (1,)
+        assert sorted(map(bool, pool.failures)) == [False, True, True]
+        np.testing.assert_array_equal(pool.embed(["oil leak"], "bulk"), first.embed(["oil leak"]))
 
 
 # ------------------------------------------------------------------------------------------- cancelling, closing, rooms

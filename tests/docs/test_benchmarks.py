@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from app.src.benchmark.harness import Figure, Target
-from benchmarks import embed, quality, rest, search, start, sync, together
+from benchmarks import embed, quality, rest, scale, search, start, sync, together
 from benchmarks import load as crowd
 from tests.docs.sections import ROOT, check_section
 
@@ -39,6 +39,7 @@ GOALS: dict[str, Mapping[str, Target]] = {
     },
     "quality": quality.TARGETS,
     "rest": {"small": rest.RATE},
+    "scale": scale.TARGETS,
     "search": search.TARGETS | {f"{rows:,} rows, store": goal for rows, goal in search.STORE.items()},
     "start": start.TARGETS,
     "sync": sync.TARGETS,

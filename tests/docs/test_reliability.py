@@ -150,7 +150,7 @@ FAULTS = (
     ),
     Fault(
         22,
-        "poison rows: NUL, emoji, half characters, a megabyte, blanks, keys too long",
+        "poison rows: NUL, emoji, half characters, a megabyte, blanks, keys too long; a text that kills its engine",
         "I7, I8",
         "that row alone goes to quarantine, with a reason and without its text; blank rows have no vector",
     ),

@@ -41,6 +41,18 @@ def test_the_benchmark_of_syncs_runs(tmp_path):
 
 
 @pytest.mark.slow
+def test_the_benchmark_of_several_engines_runs(tmp_path):
+    command = [sys.executable, "benchmarks/scale.py", "sleeping", "--rows", "400", "--rounds", "2"]
+    out = tmp_path / "scale.json"
+    done = subprocess.run([*command, "--out", str(out)], cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    _, found = read(out)
+    for count in (4, 8):
+        assert len(found[f"sleeping, {count} engines"]["rounds"]) == 2
+        assert found[f"sleeping, {count} engines"]["median"] <= 1
+
+
+@pytest.mark.slow
 def test_a_part_that_does_not_exist_is_named():
     command = [sys.executable, "benchmarks/sync.py", "nothing"]
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)

@@ -229,7 +229,7 @@ def test_config_show(cli: Cli, configured: None) -> None:
 def test_config_schema_knows_every_section(cli: Cli) -> None:
     schema = cli("config", "schema").json
     sections = {"hana", "store", "embedding", "tensorrt", "sync", "api", "access", "mcp", "search", "worker", "state"}
-    assert sections | {"collections"} == set(schema["properties"])
+    assert sections | {"collections", "scale"} == set(schema["properties"])
     assert "schema" in schema["$defs"]["HanaSettings"]["properties"]
 
 

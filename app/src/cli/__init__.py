@@ -12,6 +12,7 @@ from app.src.cli import (  # noqa: F401 - they register their verbs
     output,
     preparation,
     processes,
+    scale,
     search,
 )
 from app.src.cli.application import app

@@ -29,7 +29,7 @@ PANELS = {
     "Search": ("evaluate", "embed", "mcp"),
     "Operate": (
         *("serve", "worker", "verify", "quarantine", "jobs", "generations"),
-        *("config", "keys", "grants", "changes"),
+        *("config", "keys", "grants", "changes", "scale"),
     ),
     "Advanced": ("finetune", "calibrate", "benchmark", "emulator", "start", "health"),
 }
@@ -62,6 +62,7 @@ jobs_app = subcommands("jobs", "Background jobs of the service: list, show and c
 keys_app = subcommands("keys", "API keys of the REST service: create, list, rotate and revoke them.")
 quarantine_app = subcommands("quarantine", "Rows that could not be processed: show, retry or drop them.")
 changes_app = subcommands("changes", "The change log that the change method `log` needs at the source.")
+scale_app = subcommands("scale", "The Ray cluster on which `owl-sap sync --scale ray` embeds.")
 config_app = subcommands("config", "Show the settings and where they come from.")
 
 P = ParamSpec("P")
@@ -175,8 +176,9 @@ def read_settings(flags: Mapping[tuple[str, ...], Any] | None = None) -> Loaded:
 
 
 @contextmanager
-def opened(loaded: Loaded | None = None, *, measured: bool = False) -> Iterator[Service]:
-    """Yield a service with these settings, by default those read without flags. `measured`: its metrics are served."""
+def opened(loaded: Loaded | None = None, *, measured: bool = False, scaled: bool = False) -> Iterator[Service]:
+    """Yield a service with these settings, by default those read without flags. `measured`: its metrics are served;
+    `scaled`: see Service."""
     from app.src.observe.metrics import NoMetrics
     from app.src.service.service import Service
     from connector import failpoints
@@ -185,7 +187,7 @@ def opened(loaded: Loaded | None = None, *, measured: bool = False) -> Iterator[
     if loaded.failpoint:
         output.say(f"failpoint {loaded.failpoint} is armed: this process will fail there (for tests only)")
         failpoints.arm(failpoints.hook(loaded.failpoint))
-    service = Service(loaded.settings, None if measured else NoMetrics(), file=loaded.file)
+    service = Service(loaded.settings, None if measured else NoMetrics(), file=loaded.file, scaled=scaled)
     try:
         yield service
     finally:

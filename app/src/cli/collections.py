@@ -15,6 +15,7 @@ from app.src.cli.application import JsonFlag, Name, app, opened, quarantine_app,
 from app.src.cli.exits import FAILED, OK, UsageFault, exit_code, message
 from app.src.cli.interrupts import interruptible
 from app.src.cli.output import watched
+from app.src.cli.scale import ActorsFlag, ScaleFlag, read_scaled
 from app.src.cli.search import lines_of
 
 if TYPE_CHECKING:
@@ -37,6 +38,8 @@ def sync(  # noqa: PLR0913 - a verb has as many parameters as options
     max_deletes: Annotated[float | None, typer.Option(min=0, max=1, help="Largest share of rows to delete.")] = None,
     accept_schema: Annotated[bool, typer.Option("--accept-schema", help="Accept a column's new type.")] = False,
     strict: Annotated[bool, typer.Option("--strict", help="Exit 1 when rows were quarantined.")] = False,
+    scale: ScaleFlag = None,
+    actors: ActorsFlag = None,
     json: JsonFlag = False,
 ) -> int:
     """Update collections: read rows, embed what changed, delete what is gone."""
@@ -46,7 +49,7 @@ def sync(  # noqa: PLR0913 - a verb has as many parameters as options
     reports: list[dict[str, Any]] = []
     failed: dict[str, Exception] = {}
     code = OK
-    with opened() as service, interruptible() as interrupted:
+    with opened(read_scaled(scale, actors), scaled=True) as service, interruptible() as interrupted:
         chosen = _chosen(service, names or [], all_)
         request = SyncRequest(full, max_deletes, owner=f"cli-{os.getpid()}", accept_schema=accept_schema)
         for name in chosen:

@@ -11,10 +11,11 @@ import typer
 from rich.markup import escape
 
 from app.src.cli import output
-from app.src.cli.application import JsonFlag, app, read_settings, verb
+from app.src.cli.application import JsonFlag, app, verb
 from app.src.cli.exits import FAILED, OK
 from app.src.cli.interrupts import interruptible, orderly
 from app.src.cli.output import watched
+from app.src.cli.scale import ActorsFlag, ScaleFlag, read_scaled
 from connector.extras import emulator_command
 
 if TYPE_CHECKING:
@@ -32,6 +33,8 @@ Next, your own tables:                            . .venv/bin/activate && owl-sa
 def demo(
     serve_: Annotated[bool, typer.Option("--serve", help="Keep the REST service up afterwards.")] = False,
     port: Annotated[int | None, typer.Option(min=0, max=65535, help="Port for --serve; 0 picks a free one.")] = None,
+    scale: ScaleFlag = None,
+    actors: ActorsFlag = None,
     json: JsonFlag = False,
 ) -> int:
     """Try everything on an emulator with sample data. Sync, search and verify; needs no HANA, GPU or account."""
@@ -40,8 +43,8 @@ def demo(
 
     output.Invocation.layout = "table"  # a report for people, even in a pipe
     start = time.perf_counter()
-    settings = read_settings({("api", "port"): port}).settings
-    prepared = Demo(settings)
+    settings = read_scaled(scale, actors, {("api", "port"): port}, serving=serve_).settings
+    prepared = Demo(settings, scaled=True)
     output.say("Starting the HANA emulator and loading the sample tables ...")
     with orderly(), prepared as demo:
         output.say(f"The emulator listens on {demo.place}; SAP's driver hdbcli connects to it.")

@@ -7,9 +7,10 @@ import threading
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
-from typing import NoReturn, Protocol
+from typing import Any, NoReturn, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +24,9 @@ from .queue import SMALL_SHARE, WINDOW, EngineOverloaded, EngineStats, Lane, Wat
 # large call fills the window of texts that a queue sorts by length.
 PARTS, IN_FLIGHT = 4, 2
 CHARACTERS = 4  # of a token, about
+# A part that killed DEATHS members is halved until the texts that do it are found. More than ROUNDS deaths in one call,
+# about ten such texts among 500, have another reason. A text waits at most ALONE_SECONDS until a member is idle.
+DEATHS, ROUNDS, ALONE_SECONDS = 2, 100, 60.0
 MEMBER_LOST = (DeviceFailed, EngineClosed)  # such a member gets no more work, and neither does one that says `failed`
 # Errors that say nothing about the texts: another member computes them.
 OF_MEMBER = (*MEMBER_LOST, WorkerDied, EngineOverloaded)
@@ -77,7 +81,8 @@ class EnginePool(Engine):
     """Gives each part of a call to the member with the fewest waiting characters.
 
     Runs on as long as one member works; a member that has failed gets no work again. A call is refused if all members
-    refuse it. Each member has a queue of its own.
+    refuse it. Each member has a queue of its own. Parts of a member that died go to others. A text of bulk work that
+    kills members while they compute nothing else has no vector (NonFinite).
     """
 
     def __init__(self, first: EmbeddingEngine, members: Sequence[Member]) -> None:
@@ -94,7 +99,10 @@ class EnginePool(Engine):
         self._first = first
         for name in Engine.__annotations__:
             setattr(self, name, getattr(members[0] if name in Device.__annotations__ else first, name))
-        self._lock = threading.RLock()
+        self._changed = threading.Condition()
+        self._isolating = threading.Lock()
+        self._held: Member | None = None  # gets no other work as long as others work
+        self._shared = False  # it got some all the same
         self._waiting = dict.fromkeys(self.members, 0)  # characters
         self._lost: dict[Member, str] = {}
         self._counts = Counter[str]()
@@ -109,26 +117,90 @@ class EnginePool(Engine):
         self._check_open()
         vectors = np.empty((len(texts), self.dimension), dtype=np.float32)
         counts = np.zeros(len(texts), dtype=np.intp)
-        parts = deque(self._parts(texts))
+        parts = deque(slice(*ends) for ends in self._parts(texts))
         lane = lane or ("bulk" if len(parts) > 1 else None)
         pending: dict[Future[Vectors], slice] = {}
+        suspects: list[slice] = []
+
+        def queue(part: slice, only: Member | None = None) -> Future[Vectors]:
+            count = partial(counts.__setitem__, part) if counted else None
+            return _Part(self, texts[part], lane, input_type, False, count, only).queue()
+
         try:
             while parts or pending:
                 while parts and len(pending) < IN_FLIGHT * len(self._working()):
-                    part = slice(*parts.popleft())
-                    count = partial(counts.__setitem__, part) if counted else None
-                    pending[_Part(self, texts[part], lane, input_type, False, count).queue()] = part
+                    self._wait_while_held()
+                    part = parts.popleft()
+                    pending[_outcome(queue, part)] = part
                 for future in wait(pending, return_when=FIRST_COMPLETED).done:
                     part = pending.pop(future)
                     try:
-                        vectors[part] = future.result()
-                    except NonFinite as error:  # of all parts; the caller raises it with positions in the call
-                        vectors[part] = 1
-                        vectors[part][list(error.indices)] = np.nan
+                        _fill(vectors[part], future)
+                    except WorkerDied:
+                        if lane == "interactive":
+                            raise
+                        suspects.append(part)
         finally:
             for future in pending:
                 future.cancel()
+        self._isolate(suspects, vectors, queue)
         return vectors, counts
+
+    def _isolate(
+        self, suspects: Sequence[slice], vectors: Vectors, queue: Callable[[slice, Member], Future[Vectors]]
+    ) -> None:
+        """Compute the halves of parts that killed members, each alone at a member, down to the texts that do it. These
+        get NaN after DEATHS deaths, at different members if possible. Raises WorkerDied after ROUNDS deaths."""
+        # Part, deaths of a single text, and the member that the part or its other half killed last.
+        parts: deque[tuple[slice, int, Member | None]]
+        parts = deque((half, 0, None) for part in suspects for half in _halves(part))
+        rounds = 0
+        while parts:
+            self._check_open()
+            part, deaths, killed = parts.popleft()
+            with self._held_alone(killed) as member:
+                future = _outcome(queue, part, member)
+                try:
+                    _fill(vectors[part], future)
+                except MEMBER_LOST:  # another one computes the part; without another one `_working` raises
+                    parts.append((part, deaths, killed))
+                except WorkerDied as error:
+                    if (rounds := rounds + 1) > ROUNDS:
+                        raise WorkerDied(
+                            f"the engines of {self.model} ended {rounds} times during one call, so the reason is "
+                            "hardly a text; look at their logs and at their machines' memory, then try again"
+                        ) from error
+                    deaths += len(halves := _halves(part)) == 1 and not self._shared
+                    if deaths < DEATHS:
+                        parts.extend((half, deaths, member) for half in halves)
+                    else:
+                        vectors[part] = np.nan
+                        _log.warning("%d engines of %s ended while they computed one text", DEATHS, self.model)
+                finally:
+                    future.cancel()
+
+    @contextmanager
+    def _held_alone(self, avoided: Member | None) -> Iterator[Member]:
+        """Yield a working member, if possible not the one to avoid, when its work is done, and give it no other work as
+        long as others work; else `_shared` is set."""
+        with self._isolating:
+            try:
+                with self._changed:
+                    working = self._working()
+                    members = [member for member in working if member is not avoided] or working
+                    self._held = member = min(members, key=self._waiting.__getitem__)
+                    idle = self._changed.wait_for(lambda: not self._waiting[member], ALONE_SECONDS)
+                    self._shared = not idle
+                yield member
+            finally:
+                with self._changed:
+                    self._held = None
+                    self._changed.notify_all()
+
+    def _wait_while_held(self) -> None:
+        """Wait while another call has the only working member to itself."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._held is None or self._working() != [self._held])
 
     def submit(
         self,
@@ -176,23 +248,38 @@ class EnginePool(Engine):
             raise DeviceFailed(self.failed)
         return working
 
-    def reserve(self, size: int, lane: Lane | None, tried: Collection[Member]) -> Member | None:
-        """Return the member with the least work that was not `tried`, and count `size` characters more; None if there
-        is none. Raises DeviceFailed if no member works."""
-        with self._lock:
+    def reserve(
+        self, size: int, lane: Lane | None, tried: Collection[Member], only: Member | None = None
+    ) -> Member | None:
+        """Return the member with the least work that was not `tried`, or `only`, and count `size` characters more; None
+        if there is none. Raises DeviceFailed if no member works, or `only` does not."""
+        with self._changed:
             members = [member for member in self._working() if member not in tried]
             # Of equal ones, bulk work goes to a child process, because the first member tokenises in the caller's
             # thread; a search goes to the first one, because the way to a child takes longer.
             members = members[::-1] if lane == "bulk" else members
-            member = min(members, key=self._waiting.__getitem__, default=None)
+            if only is not None:
+                if failure := self._failure(only):
+                    raise DeviceFailed(failure)
+                members = [only]
+            elif self._held in members:
+                self._shared |= len(members) == 1
+                members = [member for member in members if member is not self._held] or members
+            member = min(members, key=self._burden, default=None)
             if member is not None:
                 self._waiting[member] += size
         return member
 
+    def _burden(self, member: Member) -> tuple[bool, int]:
+        """Return what to compare members by: one that has died gets no second part until it has computed the first."""
+        waiting = self._waiting[member]
+        return waiting > 0 and member.deaths > 0, waiting
+
     def release(self, member: Member, size: int, error: BaseException | None = None) -> bool:
         """Count `size` characters less; return whether another member should compute them because of this error."""
-        with self._lock:
+        with self._changed:
             self._waiting[member] -= size
+            self._changed.notify_all()
             if self._closed or not isinstance(error, OF_MEMBER):
                 return False
             lost = member not in self._lost and (isinstance(error, MEMBER_LOST) or bool(member.failed))
@@ -242,14 +329,19 @@ class EnginePool(Engine):
         return sum(member.planned_tokens for member in self.members)
 
     def stats(self) -> EngineStats:
-        """Return the sums over all members; `texts` as the callers gave them."""
+        """Return the sums over all members; texts and blocks as counted here."""
         each = [member.stats() for member in self.members]
         sums = {item.name: sum(getattr(stats, item.name) for stats in each) for item in fields(EngineStats)}
-        return replace(EngineStats(**sums), **{name: self._counts[name] for name in ("texts", "computed_texts")})
+        counted = ("texts", "computed_texts", "blocks", "repeated_blocks")
+        return replace(EngineStats(**sums), **{name: self._counts[name] for name in counted})
 
     def _count_texts(self, texts: int, computed: int) -> None:
-        with self._lock:
-            self._counts.update(texts=texts, computed_texts=computed)
+        self.count(texts=texts, computed_texts=computed)
+
+    def count(self, **more: int) -> None:
+        """Add to the statistics."""
+        with self._changed:
+            self._counts.update(more)
 
     def stalled(self) -> float:
         """Return the longest time of a working member."""
@@ -280,13 +372,19 @@ class _Part:
     input_type: InputType
     normalize: bool
     counted: Callable[[list[int]], None] | None  # None after it was called
+    only: Member | None = None  # no other member computes them
+    deaths: int = 0
     answer: Future[Vectors] = field(default_factory=Future)
     tried: list[Member] = field(default_factory=list)
 
     def queue(self, error: BaseException | None = None) -> Future[Vectors]:
-        """Queue the texts at the member with the least work. Raises its errors; `error` if all were tried."""
+        """Queue the texts at the member with the least work; after a death, at one that was tried if no other is left.
+        Raises its errors; `error` if all were tried."""
         size = sum(map(len, self.texts)) + len(self.texts)
-        while (member := self.pool.reserve(size, self.lane, self.tried)) is not None:
+        while (
+            member := self.pool.reserve(size, self.lane, self.tried, self.only)
+            or (self.pool.reserve(size, self.lane, ()) if isinstance(error, WorkerDied) else None)
+        ) is not None:
             try:
                 future = member.submit(
                     self.texts,
@@ -296,11 +394,11 @@ class _Part:
                     counted=None if self.counted is None else self._count,
                 )
             except BaseException as refused:
-                if not self.pool.release(member, size, refused):
+                if not self._goes_on(member, size, refused):
                     raise
-                self.tried.append(member)
                 error = refused
             else:
+                self.pool.count(blocks=1, repeated_blocks=int(self.deaths > 0 or self.only is not None))
                 self.answer.add_done_callback(partial(_cancel, future))
                 future.add_done_callback(partial(self._answered, member, size))
                 return self.answer
@@ -314,10 +412,15 @@ class _Part:
         assert counted is not None
         counted(counts)
 
+    def _goes_on(self, member: Member, size: int, error: BaseException | None) -> bool:
+        """Return whether another member should compute the texts because of this error."""
+        self.tried.append(member)
+        self.deaths += isinstance(error, WorkerDied)
+        return self.pool.release(member, size, error) and self.only is None and self.deaths < DEATHS
+
     def _answered(self, member: Member, size: int, future: Future[Vectors]) -> None:
         error = None if future.cancelled() else future.exception()
-        if self.pool.release(member, size, error):
-            self.tried.append(member)
+        if self._goes_on(member, size, error):
             try:
                 self.queue(error)
                 return
@@ -336,6 +439,30 @@ class _ButRefusals(Watcher):
     def __init__(self, watcher: Watcher) -> None:
         for name in ("queued", "began", "batch"):
             setattr(self, name, getattr(watcher, name))
+
+
+def _outcome(queue: Callable[..., Future[Vectors]], *part: Any) -> Future[Vectors]:
+    """Return the future of a part, also of one that is refused because a member died or is lost."""
+    try:
+        return queue(*part)
+    except (*MEMBER_LOST, WorkerDied) as error:
+        failed: Future[Vectors] = Future()
+        failed.set_exception(error)
+        return failed
+
+
+def _fill(rows: Vectors, future: Future[Vectors]) -> None:
+    """Wait for the vectors of a part and copy them to `rows`; NaN where a text has none."""
+    try:
+        rows[:] = future.result()
+    except NonFinite as error:  # of all parts; the caller raises it with positions in the call
+        rows[:] = 1
+        rows[list(error.indices)] = np.nan
+
+
+def _halves(part: slice) -> list[slice]:
+    middle = (part.start + part.stop) // 2
+    return [slice(part.start, middle), slice(middle, part.stop)] if middle > part.start else [part]
 
 
 def _cancel(future: Future[Vectors], answer: Future[Vectors]) -> None:

@@ -88,7 +88,8 @@ class Watcher:
 class EngineStats:
     """Totals since loading. `tokens` counts computed tokens, special ones included; seconds are busy seconds.
 
-    `recomputed`: rows computed again in fp32 because they were zero or not finite.
+    `recomputed`: rows computed again in fp32 because they were zero or not finite. `blocks`: parts of calls that a pool
+    gave to its engines; `repeated_blocks`: those given again because an engine died.
     """
 
     texts: int = 0
@@ -100,6 +101,8 @@ class EngineStats:
     compute_seconds: float = 0.0
     out_of_memory: int = 0
     recomputed: int = 0
+    blocks: int = 0
+    repeated_blocks: int = 0
 
 
 class BatchRunner:

@@ -56,9 +56,10 @@ class Service:
         source: Source | None = None,
         store: VectorStore | None = None,
         file: Path | None = None,
+        scaled: bool = False,
     ) -> None:
         """`source` and `store` replace the configured ones; the service closes the store. `file`: the settings file,
-        where `collections` notices further ones.
+        where `collections` notices further ones. `scaled`: embed on the Ray cluster of [scale], if it names one.
         Raises SettingsError for a reranker that does not exist."""
         self.settings = settings
         self.file = file
@@ -66,7 +67,12 @@ class Service:
         self.metrics.build_info.labels(version(), settings.embedding.model).set(1)
         self.access = Authentication(settings.access)
         self.parts = Parts(
-            settings, self.metrics, source=source, store=store, graphs_folder=settings.tensorrt_cache(file)
+            settings,
+            self.metrics,
+            source=source,
+            store=store,
+            graphs_folder=settings.tensorrt_cache(file),
+            scaled=scaled,
         )
         self.collections = Collections(self.parts, file)
         self.rights = Rights(self.collections.blocks, self.collections.block)

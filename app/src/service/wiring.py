@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from app.src.core.engine import Engine
     from app.src.core.onnx_export.serving import GraphOptions
     from app.src.core.queue import Lane
+    from app.src.scaling.cluster import Cluster
     from connector.hana.connection import HanaPool
     from connector.stores.scan import ScanCopy, VectorScan
 
@@ -222,13 +223,15 @@ class Parts:
         source: Source | None = None,
         store: VectorStore | None = None,
         graphs_folder: Path | None = None,
+        scaled: bool = False,
     ) -> None:
         """`source` and `store` replace the configured ones; they are closed too. `graphs_folder`: for calibrations;
-        default: the folder used without a settings file."""
+        default: the folder used without a settings file. `scaled`: models may be on the cluster of [scale]."""
         self.settings = settings
         # Per collection: column -> its name in the stored metadata. Filters may use either.
         self._metadata_names = {block.name: metadata_names(block.metadata) for block in settings.collections}
         self.graphs_folder = graphs_folder or settings.tensorrt_cache(None)
+        self.scaled = scaled and settings.scale.engine == "ray"
         self._warned = False
         self._failed = ""  # why no model can be loaded any more
         self._scan: EnginesScan | None = None
@@ -405,6 +408,8 @@ class Parts:
             models, self._models = self._models, {}
         for embedder in models.values():
             embedder.close()
+        if "cluster" in parts:
+            parts["cluster"].close()
 
     # ----------------------------------------------------------------------------------------------- building the parts
 
@@ -414,6 +419,13 @@ class Parts:
                 self._parts[name] = build()
             part: Part = self._parts[name]
         return part
+
+    @property
+    def cluster(self) -> Cluster:
+        """The Ray cluster of [scale]. Raises ConfigurationError, Unavailable."""
+        from app.src.scaling.cluster import Cluster
+
+        return self._part("cluster", lambda: Cluster(self.settings.scale))
 
     def graph_options(self) -> GraphOptions:
         from app.src.core.onnx_export.serving import GraphOptions
@@ -425,6 +437,9 @@ class Parts:
         from app.src.core.backends.hashing import PREFIX as HASHING
         from app.src.core.loading import EngineOptions, load_engine
 
+        load: Callable[[EngineOptions, GraphOptions | None], Engine] = (
+            self.cluster.engine if self.scaled else load_engine
+        )
         wanted, model = self.settings.embedding, model or self.configured()
         same = (
             "cache",
@@ -442,7 +457,7 @@ class Parts:
             **{name: getattr(wanted, name) for name in same},
         )
         try:
-            engine = load_engine(options, None if model.name.startswith(HASHING) else self.graph_options())
+            engine = load(options, None if model.name.startswith(HASHING) else self.graph_options())
         except ImportError as error:
             raise ConfigurationError(
                 f'the model "{model.name}" needs the package {error.name or "torch"}, which cannot be imported: '

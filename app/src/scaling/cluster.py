@@ -1,0 +1,347 @@
+"""The Ray cluster that embeds: connect to it or start it, check it, and keep workers in it. Only this file imports ray.
+
+Nothing secret is sent: a worker gets the model's options and texts; each node reads its own environment and files. No
+`runtime_env` is used, because Ray logs it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import shutil
+import signal
+import socket
+import stat
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from app.src.core.backends import DeviceUnavailable, EngineClosed, EngineError
+from app.src.core.loading import EngineOptions, load_tokenizer_engine
+from app.src.core.pool import EnginePool
+from app.src.core.queue import WorkerDied
+from app.src.scaling.member import RayMember
+from app.src.scaling.worker import Model, Worker, versions
+from app.src.settings.model import ScaleSettings
+from connector.errors import ConfigurationError, Unavailable
+from connector.extras import install_command
+
+_log = logging.getLogger(__name__)
+
+START_SECONDS = 300.0  # for a worker to start, on a loaded machine too
+CONNECT_SECONDS = 10.0
+STARTS = 3  # of workers in one place that die before they answer
+OBJECT_STORE = 256 << 20  # bytes of shared memory; blocks and their vectors are freed when read
+LEAST_STORE = 75 << 20  # Ray's minimum
+SHARED_MEMORY = Path("/dev/shm")  # nosec B108 # its size is read, nothing is written
+DEFAULT_TOKEN = Path("~/.ray/auth_token")
+
+
+# -------------------------------------------------------------------------------------------------------- placement
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """How many workers there are and how many at most on a node; what each has: CPU threads, share of a GPU or 0."""
+
+    workers: int
+    on_node: int
+    threads: int
+    gpus: float
+
+    def options(self, options: EngineOptions) -> EngineOptions:
+        """Return the options of a worker's engine. Ray shows a worker only its own card; it does not bound memory."""
+        share = self.gpus or 1.0
+        return replace(
+            options,
+            device="cuda" if self.gpus else "cpu",
+            threads=self.threads,
+            memory_fraction=options.memory_fraction * share,
+            reserve_mb=round(options.reserve_mb * share),
+            engines=self.on_node,
+        )
+
+
+def placement(scale: ScaleSettings, device: str, nodes: Sequence[Mapping[str, float]]) -> Placement:
+    """Place workers on nodes, each with its resources CPU and GPU. `device`: as in [embedding]. Raises
+    ConfigurationError if the nodes have no room for them."""
+    cards = [node for node in nodes if node.get("GPU", 0) >= scale.gpus_per_actor]
+    on_cards = bool(cards) and not device.startswith("cpu")
+    if (device.startswith("cuda") or device == "all") and not on_cards:
+        raise ConfigurationError(f'[embedding] device = "{device}", but no node of the Ray cluster has a GPU')
+    used = cards if on_cards else [node for node in nodes if node.get("CPU", 0) >= 1]
+    if not used:
+        raise ConfigurationError("no node of the Ray cluster has a CPU for workers")
+    share = scale.gpus_per_actor if on_cards else 0.0
+    held = [int(node["GPU"] / share + 1e-9) for node in used] if share else [1] * len(used)
+    workers = scale.actors or sum(held)
+    least = int(min(node.get("CPU", 1) for node in used))
+    on_node = -(-workers // len(used))
+    threads = scale.threads or max(1, least // on_node)
+    room = [int(node.get("CPU", 1)) // threads for node in used]
+    if share:
+        room = list(map(min, room, held))
+    if sum(room) < workers:
+        what = f"{threads} CPU threads" + (f" and {share} of a GPU" if share else "")
+        raise ConfigurationError(
+            f"the Ray cluster has room for {sum(room)} of {workers} actors with {what} each: lower --actors or [scale] "
+            "threads, or add nodes"
+        )
+    return Placement(workers, on_node, threads, share)
+
+
+# ------------------------------------------------------------------------------------------------------------ places
+
+
+class RayPlace:
+    """See `member.Place`. `ready`: whether its present worker has answered a call."""
+
+    def __init__(self, start: Callable[[], Any], callbacks: ThreadPoolExecutor) -> None:
+        """`start` starts a worker and returns Ray's handle. `callbacks` runs what follows an answer: Ray's own thread
+        must not call Ray."""
+        self._start, self._callbacks = start, callbacks
+        self._lock = threading.Lock()
+        self._closed = self.ready = False
+        self.failed = ""
+        self.deaths = 0
+        self._worker = self._started()
+        self.call("report")
+
+    def call(self, method: str, *content: object) -> Future[Any]:
+        answer = Future[Any]()
+        worker = self._worker
+        reference = getattr(worker, method).remote(*content)
+        reference.future().add_done_callback(
+            lambda found: self._callbacks.submit(self._answered, worker, answer, found)
+        )
+        return answer
+
+    def close(self) -> None:
+        self._closed = True
+
+    def _started(self) -> Any:
+        worker = self._start()
+        timer = threading.Timer(START_SECONDS, self._give_up, [worker])
+        timer.daemon = True
+        timer.start()
+        return worker
+
+    def _answered(self, worker: Any, answer: Future[Any], found: Future[Any]) -> None:
+        from ray.exceptions import RayError, RayTaskError
+
+        error = found.exception()
+        if error is None:
+            self.ready, self.deaths = self.ready or worker is self._worker, 0
+        elif isinstance(error, RayTaskError):  # it could not be pickled
+            error = EngineError(f"a worker of the cluster: {type(error.cause).__name__}")
+        elif isinstance(error, RayError):
+            self._replace(worker)
+            died = f"a worker of the Ray cluster has died ({type(error).__name__})"
+            error = EngineClosed("the Ray cluster is closed") if self._closed else WorkerDied(self.failed or died)
+        if answer.set_running_or_notify_cancel():
+            if error is None:
+                answer.set_result(found.result())
+            else:
+                answer.set_exception(error)
+
+    def _replace(self, worker: Any) -> None:
+        """Start another worker in place of this one, which died."""
+        with self._lock:
+            if worker is not self._worker or self._closed or self.failed:
+                return
+            self.deaths += 1
+            if not self.ready and self.deaths >= STARTS:
+                self.failed = (
+                    f"{STARTS} workers of the Ray cluster died before they answered; see the logs of its nodes"
+                )
+                return
+            self.ready = False
+            _log.warning("a worker of the Ray cluster has died; another one takes its place")
+            self._worker = self._started()
+        self.call("report")  # its answer tells a worker that died of a block from one that cannot start
+
+    def _give_up(self, worker: Any) -> None:
+        import ray
+
+        with self._lock:
+            if worker is not self._worker or self.ready or self._closed:
+                return
+            self.failed = f"no worker of the Ray cluster started within {START_SECONDS:.0f} s"
+        ray.kill(worker)  # its calls fail
+
+
+# ----------------------------------------------------------------------------------------------------------- cluster
+
+
+class Cluster:
+    """Workers on a Ray cluster, made for the first model. `close` ends them, and a local cluster."""
+
+    def __init__(self, scale: ScaleSettings, *, gpus: int | None = None) -> None:
+        """`gpus`: how many a local cluster claims to have, for tests; None: those of this machine."""
+        self._scale = scale
+        self._places: list[RayPlace] = []
+        with ExitStack() as held:
+            self._callbacks = held.enter_context(ThreadPoolExecutor(1, "owl-sap-scaling"))
+            held.enter_context(_connected(scale, gpus))
+            held.callback(self._close_places)
+            self._held = held.pop_all()
+
+    def engine(self, options: EngineOptions, onnx: Any = None) -> EnginePool:
+        """Load a model on all workers, as one engine. Raises EngineError, ConfigurationError."""
+        import ray
+
+        if options.precision.startswith("int8") or (onnx is not None and onnx.enabled):
+            raise DeviceUnavailable(
+                "a Ray cluster computes in a float precision: choose another [embedding] precision, switch [tensorrt] "
+                "enabled off, or use --scale off"
+            )
+        device = "cpu" if options.model.startswith("hash:") else str(options.device)
+        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+        place = placement(self._scale, device, nodes)
+        self._fill(place)
+        model = Model(place.options(options))
+        members = [RayMember(each, model) for each in self._places]
+        for member in members:  # they load at the same time
+            member.load()
+        return EnginePool(load_tokenizer_engine(options, members[0].dimension), members)
+
+    def reports(self) -> list[dict[str, Any]]:
+        """Return what each worker reports of its process."""
+        return [place.call("report").result() for place in self._places]
+
+    def _fill(self, place: Placement) -> None:
+        """Start the workers, once, and compare their versions. Raises ConfigurationError."""
+        if self._places:
+            return
+        self._places = self.start(place)
+        try:
+            reports = self.reports()
+        except EngineError as error:  # GCS ends them when it cannot reach this process without a token
+            raise Unavailable(
+                f"{error}; if the Ray cluster at {self._scale.address} runs without authentication, start it with "
+                "RAY_AUTH_MODE=token (docs/scale.md), else see the logs of its nodes"
+            ) from error
+        for report in reports:
+            if differing := different(versions(), report["versions"]):
+                raise ConfigurationError(
+                    f"the node {report['host']} of the Ray cluster has other versions: {differing}; install the same "
+                    "on all nodes"
+                )
+
+    def start(self, place: Placement) -> list[RayPlace]:
+        """Start workers without waiting for them."""
+        import ray
+
+        # A worker that died is replaced here, not by Ray, whose restarted actor would refuse calls until it is up.
+        remote = ray.remote(Worker).options(
+            num_cpus=place.threads,
+            num_gpus=place.gpus,
+            max_restarts=0,
+            max_task_retries=0,
+            max_concurrency=self._scale.in_flight + 1,  # one for short calls beside the blocks, or beside a key range
+        )
+        return [RayPlace(remote.remote, self._callbacks) for _ in range(place.workers)]
+
+    def _close_places(self) -> None:
+        for place in self._places:
+            place.close()
+
+    def close(self) -> None:
+        self._held.close()
+
+
+def different(ours: Mapping[str, str], theirs: Mapping[str, str]) -> str:
+    """Return which of our packages have another version in a worker; "" if none."""
+    return ", ".join(
+        f"{name} {theirs.get(name, 'missing')}, not {version}"
+        for name, version in ours.items()
+        if theirs.get(name) != version
+    )
+
+
+@contextmanager
+def _connected(scale: ScaleSettings, gpus: int | None) -> Iterator[None]:
+    """Connect to the cluster, or start a local one and end it afterwards."""
+    local = scale.address == "local"
+    with ExitStack() as held:
+        given: dict[str, Any] = {}
+        if local:
+            # Ray opens its folder to all users, so it is inside one that is closed. A socket's path has 107 bytes.
+            folder = held.enter_context(tempfile.TemporaryDirectory(prefix="owl-ray-", ignore_cleanup_errors=True))
+            given = {"_temp_dir": f"{folder}/r", "num_cpus": max(scale.actors, os.cpu_count() or 1), "num_gpus": gpus}
+            given |= {"object_store_memory": _object_store(), "include_dashboard": False}
+        else:
+            _check_reachable(scale.address)
+        _authenticate(scale)
+        try:
+            import ray
+        except ImportError as error:
+            raise ConfigurationError(
+                f"--scale ray needs Ray, which is not installed: {install_command('ray')}"
+            ) from error
+
+        # Ray would print deaths of workers to stdout, which is for data; RayPlace logs them. A test finds a new name.
+        ray._private.worker.print_to_stdstream = lambda *_, **__: None
+        before = signal.getsignal(signal.SIGTERM)
+        try:  # never without an address: Ray would look for the address of a cluster that may be gone
+            ray.init(address=scale.address, log_to_driver=False, logging_level=logging.ERROR, **given)
+        except (RuntimeError, ValueError, ConnectionError, ray.exceptions.RayError) as error:
+            raise Unavailable(f"the Ray cluster at {scale.address} cannot be used: {error}") from error
+        finally:
+            if threading.current_thread() is threading.main_thread():
+                signal.signal(signal.SIGTERM, before)  # Ray has replaced it
+        held.callback(ray.shutdown)
+        yield
+
+
+def _object_store() -> int:
+    free = shutil.disk_usage(SHARED_MEMORY).free if SHARED_MEMORY.is_dir() else OBJECT_STORE
+    if free < LEAST_STORE:
+        raise ConfigurationError(
+            f"Ray needs {LEAST_STORE >> 20} MiB of shared memory, but {SHARED_MEMORY} has {free >> 20} free: start the "
+            "container with --shm-size 512m"
+        )
+    return min(OBJECT_STORE, free)
+
+
+def _check_reachable(address: str) -> None:
+    host, _, port = address.rpartition(":")
+    try:
+        # nosemgrep: owl-line-out - to the cluster that the operator names
+        socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()
+    except OSError as error:
+        raise Unavailable(
+            f"no Ray cluster answers at {address} ({error.strerror or type(error).__name__}): start it, or correct "
+            "[scale] address"
+        ) from None
+
+
+def _authenticate(scale: ScaleSettings) -> None:
+    """Set the variables by which Ray authenticates, for this process and those that it starts. Raises
+    ConfigurationError for a missing token, or one that other users can read."""
+    environment = os.environ  # noqa: TID251 # nosemgrep: owl-environment - Ray takes these from nowhere else
+    environment["RAY_USAGE_STATS_ENABLED"] = "0"
+    environment["RAY_AUTH_MODE"] = "token"
+    if scale.address == "local":
+        environment.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+        return
+    if scale.token_file is None and environment.get("RAY_AUTH_TOKEN"):
+        return
+    file = (scale.token_file or Path(environment.get("RAY_AUTH_TOKEN_PATH") or DEFAULT_TOKEN)).expanduser()
+    try:
+        mode = file.stat().st_mode
+    except OSError as error:
+        raise ConfigurationError(
+            f"a Ray cluster at an address needs its token: {file} cannot be read ({error.strerror}); copy it there "
+            "from the head node, or set [scale] token_file"
+        ) from None
+    if mode & (stat.S_IRWXG | stat.S_IRWXO):
+        raise ConfigurationError(f"the token in {file} can be read by other users: chmod 600 {file}")
+    environment.pop("RAY_AUTH_TOKEN", None)
+    environment["RAY_AUTH_TOKEN_PATH"] = str(file)

@@ -1,0 +1,120 @@
+"""A member of an EnginePool whose engine is in a worker of the cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import fields
+from functools import partial
+from typing import Any, Protocol
+
+from app.src.core.backends import EngineClosed, EngineError, InputType, Vectors
+from app.src.core.device import DeviceProfile, Precision
+from app.src.core.queue import EngineStats, Lane, Watcher
+from app.src.scaling.worker import Answer, Block, Loaded, Model
+
+
+class Place(Protocol):
+    """A place for a worker. Another worker takes it when the worker dies."""
+
+    @property
+    def failed(self) -> str:
+        """Why no worker takes this place any more; "" while one works or is about to."""
+
+    @property
+    def deaths(self) -> int:
+        """How many workers have died here since a call was answered."""
+
+    def call(self, method: str, *content: object) -> Future[Any]:
+        """Call a method of Worker. The future raises WorkerDied if the worker dies, EngineError if the call cannot be
+        made; it returns the errors of the method."""
+
+
+class RayMember:
+    """See `core.pool.Member`. `load` waits for the model. Thread-safe."""
+
+    # Known after `load`.
+    dimension: int
+    fingerprint: str
+    profile: DeviceProfile
+    precision: Precision
+    precision_reason: str
+    path: str
+    path_reason: str
+    token_budget: int
+    planned_tokens: int
+
+    def __init__(self, place: Place, model: Model) -> None:
+        self.place, self.model = place, model
+        self._closed = False
+        self._stats: dict[str, EngineStats] = {}  # of each worker, also of those that died
+        self._loading: Future[Loaded | EngineError] = place.call("load", model)
+
+    def load(self) -> None:
+        """Wait for the model. Raises the errors of `load_engine`, and WorkerDied."""
+        loaded = self._loading.result()
+        if isinstance(loaded, EngineError):
+            raise loaded
+        for name in Loaded.__annotations__:
+            setattr(self, name, getattr(loaded, name))
+
+    def submit(
+        self,
+        texts: Sequence[str],
+        lane: Lane | None,
+        *,
+        input_type: InputType,
+        normalize: bool,
+        counted: Callable[[list[int]], None] | None,
+    ) -> Future[Vectors]:
+        """As `Engine.submit`, but the worker tokenises later; then `counted` is called, and errors are the future's."""
+        if self._closed:
+            raise EngineClosed("the workers of the cluster are closed")
+        answer = Future[Vectors]()
+        block = Block(list(texts), lane, input_type, normalize, self.fingerprint)
+        self.place.call("embed", self.model, block).add_done_callback(partial(self._answered, answer, counted))
+        return answer
+
+    def _answered(
+        self, answer: Future[Vectors], counted: Callable[[list[int]], None] | None, found: Future[Answer | EngineError]
+    ) -> None:
+        if not answer.set_running_or_notify_cancel():
+            return
+        try:
+            content = found.result()
+            if isinstance(content, EngineError):
+                raise content
+            self._stats[content.worker] = content.stats
+            if counted is not None:
+                counted(content.counts)
+        except Exception as error:
+            answer.set_exception(error)
+        else:
+            answer.set_result(content.vectors.copy())  # the array is read-only and occupies the object store
+
+    def configure_queue(self, *, max_wait: float | None = None, watcher: Watcher | None = None) -> None:
+        """Do nothing: only the worker knows its queue, and a cluster serves no waiting callers."""
+
+    def check_room(self, texts: Sequence[str]) -> None:
+        """Do nothing: only the worker knows its queue."""
+
+    def stats(self) -> EngineStats:
+        each = list(self._stats.values())
+        return EngineStats(
+            **{item.name: sum(getattr(stats, item.name) for stats in each) for item in fields(EngineStats)}
+        )
+
+    def stalled(self) -> float:
+        return 0.0  # Ray notices lost workers and nodes
+
+    @property
+    def deaths(self) -> int:
+        return self.place.deaths
+
+    @property
+    def failed(self) -> str:
+        return self.place.failed
+
+    def close(self) -> None:
+        """Refuse further texts. The cluster ends the worker."""
+        self._closed = True

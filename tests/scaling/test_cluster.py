@@ -1,0 +1,229 @@
+"""A local Ray cluster with two workers of this machine: vectors, a killed worker, signals, shares of a GPU."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from app.src.core.engine import Engine
+from app.src.core.loading import EngineOptions, load_engine
+from app.src.scaling.cluster import Cluster, Placement
+from app.src.service.ranges import Order, RangeWorkers
+from app.src.service.wiring import EngineEmbedder
+from app.src.settings.model import ScaleSettings
+from connector.errors import ConfigurationError
+from connector.hana.connection import ConnectionOptions, HanaPool
+from connector.hana.source import HanaSource
+from connector.model import CollectionSpec, Row, TableRef
+from connector.stores.hana.store import HanaStore
+from connector.stores.local.store import LocalStore
+from connector.sync.ranges import RangeTask
+from connector.sync.run import Ends, SyncOptions, SyncReport, sync
+from connector.sync.verify import verify
+from hana_emulator.testing import Emulator
+from tests.connector.conftest import MATERIALS, MemorySource
+
+pytestmark = pytest.mark.not_fast
+
+OPTIONS = EngineOptions(model="hash:384")
+SPEC = CollectionSpec("materials", MATERIALS, "{MAKTX}", metadata=("MTART",))
+ROWS = 3000
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    names = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_USAGE_STATS_ENABLED")
+    before = {name: os.environ.pop(name) for name in names if name in os.environ}
+    handler = signal.getsignal(signal.SIGTERM)
+    cluster = Cluster(ScaleSettings(actors=2, threads=1), gpus=1)
+    assert signal.getsignal(signal.SIGTERM) is handler
+    yield cluster
+    cluster.close()
+    for name in names:
+        os.environ.pop(name, None)
+    os.environ.update(before)
+
+
+@pytest.fixture(scope="module")
+def pool(cluster: Cluster) -> Engine:
+    return cluster.engine(OPTIONS)
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[Engine]:
+    with load_engine(OPTIONS) as engine:
+        yield engine
+
+
+def synced(engine: Engine, folder: Path, *, kill: int = 0) -> tuple[SyncReport, dict[str, bytes]]:
+    """Sync `ROWS` rows; kill the process `kill` at the first page. Return the report, and the stored vectors by id."""
+    source = MemorySource()
+    for number in range(ROWS):
+        source.put("100", f"{number:06}", MAKTX=f"pump number {number} with a seal of steel", MTART=f"T{number % 7}")
+    if kill:
+        pages, alive = source.pages, [kill]
+
+        def killing(*arguments: Any, **more: Any) -> Iterator[list[Row]]:
+            for number, page in enumerate(pages(*arguments, **more)):
+                if number == 1 and alive:
+                    os.kill(alive.pop(), signal.SIGKILL)
+                yield page
+
+        source.pages = killing  # type: ignore[method-assign]
+    store = LocalStore(folder)
+    try:
+        ends = Ends(source, store, EngineEmbedder(engine))  # type: ignore[arg-type]
+        report = sync(SPEC, ends, SyncOptions(page_rows=500, window=500, windows=3))
+        assert verify(SPEC, ends).ok
+        records = [record for page in store.records("materials") for record in page]
+        found = {str(record.id): np.asarray(record.vector, np.float32).tobytes() for record in records}
+    finally:
+        store.close()
+    return report, found
+
+
+def test_a_sync_stores_what_it_stores_in_process(pool: Engine, engine: Engine, tmp_path: Path) -> None:
+    report, rows = synced(pool, tmp_path / "ray")
+    expected_report, expected = synced(engine, tmp_path / "here")
+    assert pool.fingerprint == engine.fingerprint
+    assert rows == expected
+    assert len(rows) == report.upserted == expected_report.upserted == ROWS
+
+
+def test_a_killed_worker_is_replaced_and_costs_no_row(
+    cluster: Cluster, pool: Engine, engine: Engine, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    killed = cluster.reports()[0]["pid"]
+    report, rows = synced(pool, tmp_path / "ray", kill=killed)
+    _, expected = synced(engine, tmp_path / "here")
+    assert rows == expected
+    assert (report.upserted, report.quarantined) == (ROWS, 0)
+    pids = {each["pid"] for each in cluster.reports()}  # waits for the new worker
+    assert len(pids) == 2
+    assert killed not in pids
+    assert not pool.failed
+    assert capfd.readouterr().out == ""
+
+
+@pytest.fixture
+def hana_ends(
+    pool: Engine, emulator: Emulator, hana_schema: str, hana: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Ends]:
+    """A table of `ROWS` rows and a store in the emulator, with settings for workers in this folder."""
+    hana.cursor().execute('CREATE COLUMN TABLE "MARA" ("MATNR" INTEGER PRIMARY KEY, "MAKTX" NVARCHAR(60))')
+    rows = [(number, f"pump number {number} with a seal of steel") for number in range(ROWS)]
+    hana.cursor().executemany('INSERT INTO "MARA" VALUES (?, ?)', rows)
+    hana.commit()
+    settings = f"""
+        hana = {{ host = "{emulator.host}", port = {emulator.port}, user = "{emulator.user}", encrypt = false }}
+        store = {{ kind = "hana", schema = "{hana_schema}" }}
+    """
+    (tmp_path / "owl-sap.toml").write_text(settings)
+    (tmp_path / ".env").write_text(f"HANA_PASSWORD={emulator.password}")
+    monkeypatch.chdir(tmp_path)
+    login = {name: getattr(emulator, name) for name in ("host", "port", "user", "password")}
+    with HanaPool(ConnectionOptions(**login, encrypt=False)) as connections:
+        yield Ends(HanaSource(connections), HanaStore(connections, hana_schema), EngineEmbedder(pool))
+
+
+class Killing:
+    """Kills a process as soon as rows are stored."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+
+    def stage(self, name: str, seconds: float, items: int) -> None: ...
+
+    def event(self, name: str, **fields: str | int | float) -> None: ...
+
+    def progress(self, done: int, total: int) -> None:
+        if done and self._pid:
+            os.kill(self._pid, signal.SIGKILL)
+            self._pid = 0
+
+
+def test_workers_share_the_key_ranges_of_a_sync_and_one_is_killed(
+    cluster: Cluster, pool: Engine, engine: Engine, hana_ends: Ends, hana_schema: str
+) -> None:
+    spec = CollectionSpec("materials", TableRef(hana_schema, "MARA"), "{MAKTX}")
+    options = SyncOptions(page_rows=250, window=250)
+    workers, killed = RangeWorkers(pool.members, None), cluster.reports()[0]["pid"]
+    report = sync(spec, hana_ends, options, Killing(killed), workers=workers)
+    assert (report.read, report.quarantined, report.notes) == (ROWS, 0, [])
+    assert report.upserted + report.unchanged == ROWS  # rows of the killed worker are unchanged for the next one
+    assert killed not in {each["pid"] for each in cluster.reports()}
+    stored = {record.id: record.text for page in hana_ends.store.records(spec.name) for record in page}
+    assert len(stored) == ROWS
+    here = replace(hana_ends, embedder=EngineEmbedder(engine))
+    assert verify(spec, here).ok
+    assert sync(spec, here, options).unchanged == ROWS
+
+
+def test_an_order_for_a_worker_holds_no_login(pool: Engine, hana_ends: Ends, emulator: Emulator) -> None:
+    sent: list[bytes] = []
+
+    class Listening(RangeWorkers):
+        def submit(self, task: RangeTask) -> Future[SyncReport]:
+            sent.append(pickle.dumps(Order(*self._order, self._members[0].model, task)))
+            return super().submit(task)
+
+    spec = CollectionSpec("materials", TableRef(hana_ends.store._schema, "MARA"), "{MAKTX}")
+    sync(spec, hana_ends, SyncOptions(page_rows=1000), workers=Listening(pool.members, None))
+    assert sent
+    assert not [order for order in sent if emulator.password.encode() in order]
+
+
+def test_workers_whose_settings_name_a_local_store_are_refused(
+    pool: Engine, hana_ends: Ends, hana_schema: str, tmp_path: Path
+) -> None:
+    settings = tmp_path / "local.toml"
+    settings.write_text('store = { kind = "local", path = "vectors" }')
+    spec = CollectionSpec("materials", TableRef(hana_schema, "MARA"), "{MAKTX}")
+    with pytest.raises(ConfigurationError, match="name a local store"):
+        sync(spec, hana_ends, SyncOptions(page_rows=250), workers=RangeWorkers(pool.members, settings))
+
+
+def test_two_halves_of_a_gpu_are_the_same_gpu(cluster: Cluster) -> None:
+    places = cluster.start(Placement(2, 2, 0, 0.5))
+    assert [place.call("report").result()["gpus"] for place in places] == ["0", "0"]
+    third = cluster.start(Placement(1, 1, 0, 0.5))[0]  # waits for room
+    assert not third.ready
+    for place in (*places, third):
+        place.close()
+
+
+def test_the_session_folder_is_not_open_to_other_users(cluster: Cluster) -> None:
+    import ray
+
+    folder = Path(ray._private.worker._global_node.get_session_dir_path())
+    assert folder.parent.parent.stat().st_mode & 0o777 == 0o700
+
+
+def test_secrets_of_the_environment_are_in_no_file(cluster: Cluster, pool: Engine) -> None:
+    import ray
+
+    token = os.environ["RAY_AUTH_TOKEN"].encode()
+    folder = Path(ray._private.worker._global_node.get_session_dir_path())
+    files = [file for file in folder.rglob("*") if file.is_file()]
+    assert files
+    assert not [file for file in files if token in file.read_bytes()]
+
+
+def test_work_stops_when_it_is_cancelled(pool: Engine) -> None:
+    done = threading.Event()
+    futures = [pool.submit([f"text {number} of {part}" for number in range(2000)], "bulk") for part in range(8)]
+    cancelled = [future for future in futures if future.cancel()]
+    for future in futures:
+        future.add_done_callback(lambda _: done.set())
+    assert cancelled
+    assert done.wait(60)

@@ -1,0 +1,157 @@
+"""`owl-sap sync --scale ray` and `scale check` as an operator runs them."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.adversity.scene import NAME, Scene
+from tests.ports import free_port
+from tests.scaling.conftest import Start
+
+pytestmark = pytest.mark.not_fast
+ROW_BY_ROW = {"OWL_SAP_SYNC__PAGE_ROWS": "1", "OWL_SAP_SYNC__WINDOW": "1"}
+ON_RAY = ("--scale", "ray", "--actors", "2")
+
+
+def ended(process: subprocess.Popen[str]) -> tuple[int, str, str]:
+    out, errors = process.communicate(timeout=200)
+    assert "Traceback" not in errors, errors
+    return process.returncode, out, errors
+
+
+@pytest.mark.slow
+def test_a_stopped_sync_is_continued_by_the_next(scene: Scene, start: Start) -> None:
+    process = start("sync", NAME, "--json", *ON_RAY, **ROW_BY_ROW)
+    deadline = time.monotonic() + 120
+    while (status := scene.store().status(NAME)) is None or status.rows < 5:
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    process.send_signal(signal.SIGTERM)
+    code, out, errors = ended(process)
+    assert code == 143, errors
+    assert "finishing the current batch" in errors
+    stopped = json.loads(out)[0]
+    assert stopped["stopped"]
+    code, out, errors = ended(start("sync", NAME, "--json", *ON_RAY))
+    assert (code, errors) == (0, "") or "{" in errors
+    report = json.loads(out)[0]
+    assert 0 < report["upserted"] < scene.rows
+    assert report["upserted"] + report["unchanged"] + report["empty"] == scene.rows
+    assert scene.sync().unchanged == report["upserted"] + report["unchanged"]  # the process here finds the same vectors
+    assert json.loads(ended(start("verify", NAME, "--json"))[1])["ok"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scene", ["hana"], indirect=True)
+def test_workers_read_and_write_key_ranges(scene: Scene, start: Start) -> None:
+    given = {"OWL_SAP_SCALE__RANGES": "true", "OWL_SAP_SYNC__PAGE_ROWS": "20"}
+    code, out, errors = ended(start("sync", NAME, "--json", *ON_RAY, **given))
+    assert code == 0, errors
+    report = json.loads(out)[0]
+    assert (report["read"], report["unchanged"], report["notes"]) == (scene.rows, 0, [])
+    assert report["upserted"] + report["empty"] == scene.rows
+    assert scene.run(f'SELECT COUNT(*) FROM "{scene.schema}"."OWL_LEASE_PARTS"') == [(8,)]  # four ranges a worker
+    assert json.loads(ended(start("verify", NAME, "--json"))[1])["ok"]
+
+
+def test_settings_name_ray_but_only_sync_starts_it(start: Start) -> None:
+    code = (
+        "import sys; from app.src.settings import load; from app.src.service.service import Service\n"
+        "service = Service(load(None, {('scale', 'engine'): 'ray'}).settings)\n"
+        "assert service.parts.embedder.engine.embed(['pump']).shape == (1, 64)\n"
+        "service.close(); assert 'ray' not in sys.modules, 'ray was imported'"
+    )
+    process = start("status")
+    ended(process)
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=os.environ | {"OWL_SAP_EMBEDDING__MODEL": "hash:64"}, capture_output=True
+    )
+    assert done.returncode == 0, done.stderr.decode()
+
+
+def test_options_that_contradict_each_other_are_refused(start: Start) -> None:
+    code, _, errors = ended(start("sync", NAME, "--actors", "2"))
+    assert (code, "--actors needs --scale ray" in errors) == (2, True)
+    code, _, errors = ended(start("demo", "--serve", "--scale", "ray"))
+    assert (code, "--scale off with --serve" in errors) == (2, True)
+
+
+@contextmanager
+def head(folder: Path, **variables: str) -> Iterator[str]:
+    """A cluster of one node in a process group of its own; yields its address."""
+    port = free_port()
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    command = [
+        str(Path(sys.executable).with_name("ray")),
+        "start",
+        "--head",
+        "--block",
+        f"--port={port}",
+        "--num-cpus=2",
+    ]
+    command += ["--include-dashboard=false", f"--temp-dir={folder}", "--object-store-memory=100000000"]
+    command += ["--node-ip-address=127.0.0.1", "--min-worker-port=0", "--max-worker-port=0"]
+    with (folder.parent / "head.log").open("w") as log:
+        process = subprocess.Popen(
+            command,
+            env=environment | {"HOME": str(folder.parent), "RAY_USAGE_STATS_ENABLED": "0"} | variables,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+        try:
+            deadline = time.monotonic() + 120
+            while "--block" not in (text := (folder.parent / "head.log").read_text()):
+                assert process.poll() is None, text
+                assert time.monotonic() < deadline, text
+                time.sleep(0.3)
+            yield f"127.0.0.1:{port}"
+        finally:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+@pytest.mark.slow
+def test_a_running_cluster_needs_its_token(start: Start, short_folder: Path) -> None:
+    right, wrong = short_folder / "right", short_folder / "wrong"
+    for file, letter in ((right, "a"), (wrong, "b")):
+        file.write_text(letter * 64)
+        file.chmod(0o600)
+    with head(short_folder / "ray", RAY_AUTH_MODE="token", RAY_AUTH_TOKEN_PATH=str(right)) as address:
+
+        def check(token: Path) -> tuple[int, str, str]:
+            given = {"OWL_SAP_SCALE__ADDRESS": address, "OWL_SAP_SCALE__TOKEN_FILE": str(token)}
+            return ended(start("scale", "check", "--json", **given))
+
+        code, out, errors = check(right)
+        assert code == 0, errors
+        found: dict[str, Any] = json.loads(out)
+        assert found["address"] == address
+        assert len(found["workers"]) == 1
+        assert re.match("hash:64@", found["fingerprints"][0])
+        code, _, errors = check(wrong)
+        assert (code, "cannot be used" in errors) == (3, True), errors
+
+
+@pytest.mark.slow
+def test_a_cluster_without_authentication_is_refused(start: Start, short_folder: Path) -> None:
+    token = short_folder / "token"
+    token.write_text("a" * 64)
+    token.chmod(0o600)
+    with head(short_folder / "ray", RAY_AUTH_MODE="disabled") as address:
+        given = {"OWL_SAP_SCALE__ADDRESS": address, "OWL_SAP_SCALE__TOKEN_FILE": str(token)}
+        code, _, errors = ended(start("sync", NAME, "--scale", "ray", **given))
+    assert (code, "if the Ray cluster" in errors) == (3, True), errors

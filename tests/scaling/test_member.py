@@ -1,0 +1,108 @@
+"""A pool over members whose workers are threads here, not processes of Ray: results, errors, deaths."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from app.src.core.backends import DeviceFailed, DeviceUnavailable, EngineError, ModelNotFound
+from app.src.core.loading import EngineOptions, load_engine
+from app.src.core.pool import EnginePool
+from app.src.core.queue import WorkerDied
+from app.src.scaling.member import RayMember
+from app.src.scaling.worker import Block, Model, Worker
+
+MODEL = Model(EngineOptions(model="hash:64", device="cpu"))
+TEXTS = [f"pump number {number} leaks" for number in range(3000)]
+
+
+class LocalPlace:
+    """A place whose workers are objects of this process. `dies`: the numbers of the calls that kill their worker."""
+
+    failed = ""
+
+    def __init__(self, dies: tuple[int, ...] = ()) -> None:
+        self._threads = ThreadPoolExecutor(2)
+        self.worker, self.calls, self.deaths, self.dies = Worker(), 0, 0, dies
+
+    def call(self, method: str, *content: object) -> Future[Any]:
+        self.calls += 1
+        return self._threads.submit(self._called, self.calls, method, *content)
+
+    def _called(self, number: int, method: str, *content: object) -> Any:
+        if number in self.dies:
+            self.deaths += 1
+            self.worker = Worker()
+            raise WorkerDied("killed")
+        return getattr(self.worker, method)(*content)
+
+
+@pytest.fixture
+def expected() -> Iterator[np.ndarray]:
+    with load_engine(MODEL.options) as engine:
+        yield engine.embed(TEXTS)
+
+
+def pool_of(*places: LocalPlace, model: Model = MODEL) -> EnginePool:
+    members = [RayMember(place, model) for place in places]
+    for member in members:
+        member.load()
+    first = load_engine(MODEL.options)
+    assert not isinstance(first, EnginePool)
+    return EnginePool(first, members)  # type: ignore[arg-type]
+
+
+def test_vectors_counts_and_statistics_are_those_of_an_engine(expected: np.ndarray) -> None:
+    with pool_of(LocalPlace(), LocalPlace()) as pool:
+        vectors, counts = pool.embed_counted(TEXTS, "bulk")
+        assert np.array_equal(vectors, expected)
+        assert counts == pool.count_tokens(TEXTS)
+        assert pool.stats().tokens == sum(counts)
+
+
+def test_a_worker_that_dies_costs_only_its_blocks(expected: np.ndarray) -> None:
+    place = LocalPlace(dies=(3,))
+    with pool_of(place, LocalPlace()) as pool:
+        assert np.array_equal(pool.embed(TEXTS, "bulk"), expected)
+        tokens = pool.stats().tokens
+        assert np.array_equal(pool.embed(TEXTS, "bulk"), expected)  # by a new worker, which loads the model
+        assert pool.stats().tokens > tokens
+    assert place.deaths == 1
+
+
+def test_errors_of_loading_are_the_workers_own() -> None:
+    member = RayMember(LocalPlace(), Model(replace(MODEL.options, model="hash:3")))
+    with pytest.raises(ModelNotFound, match="hash:N"):
+        member.load()
+
+
+def test_a_model_with_another_fingerprint_is_refused_at_the_start() -> None:
+    with pytest.raises(DeviceUnavailable, match="fingerprint"):
+        pool_of(LocalPlace(), model=Model(EngineOptions(model="hash:32", device="cpu")))
+
+
+def test_a_worker_with_another_fingerprint_later_embeds_nothing() -> None:
+    answer = Worker().embed(MODEL, Block(["pump"], "bulk", "document", True, "another"))
+    assert isinstance(answer, DeviceFailed)
+    assert "its fingerprint is hash:64" in str(answer)
+
+
+def test_errors_of_other_libraries_are_returned_as_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise ModuleNotFoundError("No module named 'torch'")
+
+    monkeypatch.setattr("app.src.scaling.worker.load_engine", broken)
+    found = Worker().load(MODEL)
+    assert type(found) is EngineError
+    assert str(found) == "ModuleNotFoundError in a worker: No module named 'torch'"
+
+
+def test_a_report_names_process_and_versions() -> None:
+    report = Worker().report()
+    assert report["versions"]["numpy"] == np.__version__
+    assert report["pid"]
