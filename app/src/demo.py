@@ -67,7 +67,7 @@ class Demo:
                 embedding=wanted.embedding,
                 search=wanted.search,
                 sync=wanted.sync.model_copy(update=_STEPS),
-                scale=wanted.scale,
+                scale=wanted.scale.model_copy(update={"ranges": False}),  # workers would read the user's settings
                 api=wanted.api,
                 collections=self._collections,
             )

@@ -280,7 +280,7 @@ def test_workers_killed_at_random(ground: Ground, ends: Ends, run: Run, cycles: 
 @pytest.mark.slow
 @pytest.mark.proves(1)
 def test_many_workers_killed_at_random(ground: Ground, ends: Ends, run: Run, cycles: Cycles) -> None:
-    kills(ground, ends, run, cycles, 100)
+    kills(ground, ends, run, cycles, 40)
 
 
 def stands_still(process: ForkServerProcess) -> bool:

@@ -20,10 +20,11 @@ Start = Callable[..., subprocess.Popen[str]]
 
 
 @pytest.fixture
-def scene(emulator: Emulator, hana_schema: str, tmp_path: Path) -> Iterator[Scene]:
-    """A collection with a local store."""
+def scene(request: pytest.FixtureRequest, emulator: Emulator, hana_schema: str, tmp_path: Path) -> Iterator[Scene]:
+    """A collection. Its parameter is the kind of its store: hana, or local (default)."""
+    kind = getattr(request, "param", "local")
     with load_engine(EngineOptions(model="hash:64")) as engine:
-        scene = Scene(emulator, hana_schema, "local", tmp_path / "scene", EngineEmbedder(engine), rows=600)
+        scene = Scene(emulator, hana_schema, kind, tmp_path / "scene", EngineEmbedder(engine), rows=600)
         yield scene
         scene.close()
 

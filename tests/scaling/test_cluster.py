@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import pickle
 import signal
 import threading
 from collections.abc import Iterator
+from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +18,19 @@ import pytest
 from app.src.core.engine import Engine
 from app.src.core.loading import EngineOptions, load_engine
 from app.src.scaling.cluster import Cluster, Placement
+from app.src.service.ranges import Order, RangeWorkers
 from app.src.service.wiring import EngineEmbedder
 from app.src.settings.model import ScaleSettings
-from connector.model import CollectionSpec, Row
+from connector.errors import ConfigurationError
+from connector.hana.connection import ConnectionOptions, HanaPool
+from connector.hana.source import HanaSource
+from connector.model import CollectionSpec, Row, TableRef
+from connector.stores.hana.store import HanaStore
 from connector.stores.local.store import LocalStore
+from connector.sync.ranges import RangeTask
 from connector.sync.run import Ends, SyncOptions, SyncReport, sync
 from connector.sync.verify import verify
+from hana_emulator.testing import Emulator
 from tests.connector.conftest import MATERIALS, MemorySource
 
 pytestmark = pytest.mark.not_fast
@@ -103,6 +113,84 @@ def test_a_killed_worker_is_replaced_and_costs_no_row(
     assert killed not in pids
     assert not pool.failed
     assert capfd.readouterr().out == ""
+
+
+@pytest.fixture
+def hana_ends(
+    pool: Engine, emulator: Emulator, hana_schema: str, hana: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Ends]:
+    """A table of `ROWS` rows and a store in the emulator, with settings for workers in this folder."""
+    hana.cursor().execute('CREATE COLUMN TABLE "MARA" ("MATNR" INTEGER PRIMARY KEY, "MAKTX" NVARCHAR(60))')
+    rows = [(number, f"pump number {number} with a seal of steel") for number in range(ROWS)]
+    hana.cursor().executemany('INSERT INTO "MARA" VALUES (?, ?)', rows)
+    hana.commit()
+    settings = f"""
+        hana = {{ host = "{emulator.host}", port = {emulator.port}, user = "{emulator.user}", encrypt = false }}
+        store = {{ kind = "hana", schema = "{hana_schema}" }}
+    """
+    (tmp_path / "owl-sap.toml").write_text(settings)
+    (tmp_path / ".env").write_text(f"HANA_PASSWORD={emulator.password}")
+    monkeypatch.chdir(tmp_path)
+    login = {name: getattr(emulator, name) for name in ("host", "port", "user", "password")}
+    with HanaPool(ConnectionOptions(**login, encrypt=False)) as connections:
+        yield Ends(HanaSource(connections), HanaStore(connections, hana_schema), EngineEmbedder(pool))
+
+
+class Killing:
+    """Kills a process as soon as rows are stored."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+
+    def stage(self, name: str, seconds: float, items: int) -> None: ...
+
+    def event(self, name: str, **fields: str | int | float) -> None: ...
+
+    def progress(self, done: int, total: int) -> None:
+        if done and self._pid:
+            os.kill(self._pid, signal.SIGKILL)
+            self._pid = 0
+
+
+def test_workers_share_the_key_ranges_of_a_sync_and_one_is_killed(
+    cluster: Cluster, pool: Engine, engine: Engine, hana_ends: Ends, hana_schema: str
+) -> None:
+    spec = CollectionSpec("materials", TableRef(hana_schema, "MARA"), "{MAKTX}")
+    options = SyncOptions(page_rows=250, window=250)
+    workers, killed = RangeWorkers(pool.members, None), cluster.reports()[0]["pid"]
+    report = sync(spec, hana_ends, options, Killing(killed), workers=workers)
+    assert (report.read, report.quarantined, report.notes) == (ROWS, 0, [])
+    assert report.upserted + report.unchanged == ROWS  # rows of the killed worker are unchanged for the next one
+    assert killed not in {each["pid"] for each in cluster.reports()}
+    stored = {record.id: record.text for page in hana_ends.store.records(spec.name) for record in page}
+    assert len(stored) == ROWS
+    here = replace(hana_ends, embedder=EngineEmbedder(engine))
+    assert verify(spec, here).ok
+    assert sync(spec, here, options).unchanged == ROWS
+
+
+def test_an_order_for_a_worker_holds_no_login(pool: Engine, hana_ends: Ends, emulator: Emulator) -> None:
+    sent: list[bytes] = []
+
+    class Listening(RangeWorkers):
+        def submit(self, task: RangeTask) -> Future[SyncReport]:
+            sent.append(pickle.dumps(Order(*self._order, self._members[0].model, task)))
+            return super().submit(task)
+
+    spec = CollectionSpec("materials", TableRef(hana_ends.store._schema, "MARA"), "{MAKTX}")
+    sync(spec, hana_ends, SyncOptions(page_rows=1000), workers=Listening(pool.members, None))
+    assert sent
+    assert not [order for order in sent if emulator.password.encode() in order]
+
+
+def test_workers_whose_settings_name_a_local_store_are_refused(
+    pool: Engine, hana_ends: Ends, hana_schema: str, tmp_path: Path
+) -> None:
+    settings = tmp_path / "local.toml"
+    settings.write_text('store = { kind = "local", path = "vectors" }')
+    spec = CollectionSpec("materials", TableRef(hana_schema, "MARA"), "{MAKTX}")
+    with pytest.raises(ConfigurationError, match="name a local store"):
+        sync(spec, hana_ends, SyncOptions(page_rows=250), workers=RangeWorkers(pool.members, settings))
 
 
 def test_two_halves_of_a_gpu_are_the_same_gpu(cluster: Cluster) -> None:

@@ -54,6 +54,19 @@ def test_a_stopped_sync_is_continued_by_the_next(scene: Scene, start: Start) -> 
     assert json.loads(ended(start("verify", NAME, "--json"))[1])["ok"]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("scene", ["hana"], indirect=True)
+def test_workers_read_and_write_key_ranges(scene: Scene, start: Start) -> None:
+    given = {"OWL_SAP_SCALE__RANGES": "true", "OWL_SAP_SYNC__PAGE_ROWS": "20"}
+    code, out, errors = ended(start("sync", NAME, "--json", *ON_RAY, **given))
+    assert code == 0, errors
+    report = json.loads(out)[0]
+    assert (report["read"], report["unchanged"], report["notes"]) == (scene.rows, 0, [])
+    assert report["upserted"] + report["empty"] == scene.rows
+    assert scene.run(f'SELECT COUNT(*) FROM "{scene.schema}"."OWL_LEASE_PARTS"') == [(8,)]  # four ranges a worker
+    assert json.loads(ended(start("verify", NAME, "--json"))[1])["ok"]
+
+
 def test_settings_name_ray_but_only_sync_starts_it(start: Start) -> None:
     code = (
         "import sys; from app.src.settings import load; from app.src.service.service import Service\n"

@@ -244,7 +244,7 @@ class Cluster:
             num_gpus=place.gpus,
             max_restarts=0,
             max_task_retries=0,
-            max_concurrency=self._scale.in_flight,
+            max_concurrency=self._scale.in_flight + 1,  # one for short calls beside the blocks, or beside a key range
         )
         return [RayPlace(remote.remote, self._callbacks) for _ in range(place.workers)]
 

@@ -45,7 +45,7 @@ class RayMember:
     planned_tokens: int
 
     def __init__(self, place: Place, model: Model) -> None:
-        self._place, self._model = place, model
+        self.place, self.model = place, model
         self._closed = False
         self._stats: dict[str, EngineStats] = {}  # of each worker, also of those that died
         self._loading: Future[Loaded | EngineError] = place.call("load", model)
@@ -72,7 +72,7 @@ class RayMember:
             raise EngineClosed("the workers of the cluster are closed")
         answer = Future[Vectors]()
         block = Block(list(texts), lane, input_type, normalize, self.fingerprint)
-        self._place.call("embed", self._model, block).add_done_callback(partial(self._answered, answer, counted))
+        self.place.call("embed", self.model, block).add_done_callback(partial(self._answered, answer, counted))
         return answer
 
     def _answered(
@@ -109,11 +109,11 @@ class RayMember:
 
     @property
     def deaths(self) -> int:
-        return self._place.deaths
+        return self.place.deaths
 
     @property
     def failed(self) -> str:
-        return self._place.failed
+        return self.place.failed
 
     def close(self) -> None:
         """Refuse further texts. The cluster ends the worker."""

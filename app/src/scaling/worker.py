@@ -8,7 +8,7 @@ import os
 import platform
 import secrets
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -96,7 +96,7 @@ class Worker:
 
     def load(self, model: Model) -> Loaded | EngineError:
         try:
-            engine = self._engine(model)
+            engine = self.engine(model)
         except Exception as error:
             return _of_engine(error)
         return Loaded(**{name: getattr(engine, name) for name in Loaded.__annotations__})
@@ -105,7 +105,7 @@ class Worker:
         """Embed a block; load the model first if another worker of this place had it."""
         counts: list[int] = []
         try:
-            engine = self._engine(model)
+            engine = self.engine(model)
             if engine.fingerprint != block.fingerprint:
                 raise DeviceFailed(
                     f"{platform.node()} has another {engine.model}: its fingerprint is {engine.fingerprint}, not "
@@ -118,7 +118,12 @@ class Worker:
             return _of_engine(error)
         return Answer(vectors, counts, self._id, engine.stats())
 
-    def _engine(self, model: Model) -> Engine:
+    def run(self, work: Callable[..., Any], *content: object) -> Any:
+        """Return `work(self, *content)`; `work` is a function of a module, which must return its errors."""
+        return work(self, *content)
+
+    def engine(self, model: Model) -> Engine:
+        """Load the model once. Raises as `load_engine`."""
         with self._loading:
             if model.options not in self._engines:
                 self._engines[model.options] = load_engine(model.options, model.onnx)

@@ -25,6 +25,7 @@ from connector.sync import quarantine
 from connector.sync.generations import active, building_for, filled_by_sync, is_of, needs_another
 from connector.sync.plan import Plan, PlanOptions, plan
 from connector.sync.quarantine import Entry, GivenKey, RetryReport
+from connector.sync.ranges import Workers
 from connector.sync.run import Ends, Stop, SyncOptions, SyncReport, Watch, never, sync
 from connector.sync.verify import VerifyReport, verify
 
@@ -200,13 +201,22 @@ class Sync:
         ends = Ends(self._parts.source, self._parts.store, maker.embedder)
         options, watch = run
         before = maker.embedder.engine.stats()
-        report = sync(maker.spec, ends, options, watch.observer, watch.stop)
+        report = sync(maker.spec, ends, options, watch.observer, watch.stop, self._workers(maker))
         after = maker.embedder.engine.stats()
         report.blocks = after.blocks - before.blocks
         report.repeated_blocks = after.repeated_blocks - before.repeated_blocks
         if report.paused not in _BEFORE_WRITING:
             self._generations.record(maker)
         return report
+
+    def _workers(self, maker: Maker) -> Workers | None:
+        """Return the workers that share the key ranges of a sync."""
+        parts = self._parts
+        if not (parts.scaled and parts.settings.scale.ranges and parts.store_in_hana):
+            return None
+        from app.src.service.ranges import RangeWorkers
+
+        return RangeWorkers(maker.embedder.engine.members, self._collections.file)
 
     def _switch_if_proved(self, spec: CollectionSpec, number: int, run: _Run) -> str:
         """Switch to the generation if it passes verify and can be compared. Return what was done, or why not."""

@@ -306,6 +306,9 @@ class ScaleSettings(Section):
     gpus_per_actor: float = setting(1.0, "share of a GPU, and of `memory_fraction`, for each actor", gt=0, le=1)
     threads: int | None = setting(None, "CPU threads of an actor; default: a node's CPUs divided by its actors", ge=1)
     in_flight: int = setting(2, "blocks of texts that an actor works on at once", ge=1, le=16)
+    ranges: bool = setting(
+        False, "actors read, compare and write too, with a store in HANA; each node needs these settings and the login"
+    )
     windows: int = setting(3, "windows ([sync] window) that are embedded at once, written in order", ge=1, le=16)
 
 

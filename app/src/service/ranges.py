@@ -1,0 +1,90 @@
+"""The key ranges of a sync on the workers of a Ray cluster. Each worker reads its node's settings: no login is sent."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import cache, partial
+from pathlib import Path
+from queue import SimpleQueue
+
+from app.src.core.engine import Device
+from app.src.core.queue import WorkerDied
+from app.src.scaling.member import RayMember
+from app.src.scaling.worker import Model, Worker
+from app.src.service.wiring import EngineEmbedder, Parts
+from app.src.settings import load
+from connector.errors import ConfigurationError
+from connector.sync.options import Ends, SyncReport, Watch
+from connector.sync.ranges import RangeTask, WorkerLost
+
+_stopped: set[str] = set()  # runs that this worker must not continue
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """`run`: an id of the sync. `config`: the settings file; `folder`: of owl-sap.toml and .env; both on the node."""
+
+    run: str
+    config: Path | None
+    folder: Path
+    model: Model
+    task: RangeTask
+
+
+def work(worker: Worker, order: Order) -> SyncReport | Exception:
+    """Do the task in a worker. Return its error as a value, because Ray loses the attributes of a raised one."""
+    try:
+        parts = _parts(order.config, order.folder)
+        ends = Ends(parts.source, parts.store, EngineEmbedder(worker.engine(order.model)))
+        return order.task(ends, Watch(None, lambda: order.run in _stopped))
+    except Exception as error:
+        return error
+
+
+def stop(worker: Worker, run: str) -> None:
+    _stopped.add(run)
+
+
+@cache
+def _parts(config: Path | None, folder: Path) -> Parts:
+    parts = Parts(load(config, folder=folder).settings)
+    if not parts.store_in_hana:
+        raise ConfigurationError(
+            "[scale] ranges = true, but the settings of a node name a local store: give every node the settings of the "
+            'machine that syncs, with [store] kind = "hana"'
+        )
+    return parts
+
+
+class RangeWorkers:
+    """`connector.sync.ranges.Workers` of one sync, one in each place of the cluster."""
+
+    def __init__(self, members: Sequence[Device], file: Path | None) -> None:
+        """`members`: of the model, on the cluster. `file`: the settings file."""
+        self._members = [member for member in members if isinstance(member, RayMember)]
+        self.count = len(self._members)
+        self._order = secrets.token_hex(8), file and file.resolve(), Path.cwd()
+        self._idle = SimpleQueue[RayMember]()
+        for member in self._members:
+            self._idle.put(member)
+
+    def submit(self, task: RangeTask) -> Future[SyncReport]:
+        member, future = self._idle.get(), Future[SyncReport]()
+        order = Order(*self._order, member.model, task)
+        member.place.call("run", work, order).add_done_callback(partial(self._answered, member, future))
+        return future
+
+    def _answered(self, member: RayMember, future: Future[SyncReport], found: Future[SyncReport | Exception]) -> None:
+        self._idle.put(member)
+        content = found.exception() or found.result()
+        if isinstance(content, SyncReport):
+            future.set_result(content)
+        else:
+            future.set_exception(WorkerLost(str(content)) if isinstance(content, WorkerDied) else content)
+
+    def stop(self) -> None:
+        for member in self._members:
+            member.place.call("run", stop, self._order[0])
