@@ -97,7 +97,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
         host=emulator.host, port=emulator.port, user=emulator.user, password=emulator.password, encrypt=False
     )
     with HanaPool(login) as pool:
-        yield lambda: StoreRecords(lambda: pool, lambda: schema, LeaseTimes(ttl=2, renew=0.5))
+        yield lambda: StoreRecords(lambda: pool, lambda: schema, LeaseTimes(renew=0.2))
 
 
 @pytest.fixture

@@ -30,7 +30,8 @@ from app.src.jobs.journal import (
 )
 from app.src.jobs.records import FileRecords, Records, is_alive
 from app.src.jobs.runner import Jobs, Run
-from connector.errors import ConnectorError, DatabaseError
+from app.src.jobs.store_records import StoreRecords
+from connector.errors import ConnectorError, DatabaseError, PermissionRefused
 from tests.api.conftest import Place
 
 ROOT = Path(__file__).parents[2]
@@ -365,6 +366,25 @@ def test_deaths_are_counted_and_clean_ends_are_not(tmp_path: Path) -> None:
         assert journal.get(job.id).state == "failed", "who has lost a job has no say in it"
 
 
+def test_who_may_only_read_the_records_sees_the_jobs_of_dead_processes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    records = FileRecords(tmp_path)
+    with closing(Journal(records)) as journal:
+        job = journal.add("a")
+        assert job is not None
+        records.owner = "1-gone"
+        assert journal.claim(None) is not None
+
+        def refused(_work: object) -> None:
+            raise PermissionRefused("insufficient privilege")
+
+        monkeypatch.setattr(records, "write", refused)
+        assert [each.state for each in journal.all()] == ["running"]
+        monkeypatch.undo()
+        assert [each.state for each in journal.all()] == ["queued"]
+
+
 def test_a_process_that_lost_its_gpu_leaves_its_jobs_to_others(make: Make) -> None:
     """The job is not failed, whatever error it met, and this process takes no other one; but not for ever."""
     lost = ""
@@ -421,6 +441,77 @@ def test_presence_is_seen_from_inside_and_outside(tmp_path: Path) -> None:
         assert is_alive(tmp_path, journal.owner)
     assert not is_alive(tmp_path, journal.owner)
     assert not is_alive(tmp_path, "never")
+
+
+# ------------------------------------------------------------------------------------- leases on jobs, and lost answers
+
+
+@pytest.mark.parametrize("place", ["hana"], indirect=True)
+def test_a_job_is_kept_while_its_lease_is_renewed_and_taken_over_when_it_is_not(place: Place) -> None:
+    """As when a process hangs: what it says later counts no more."""
+    records, done = place(), threading.Event()
+    assert isinstance(records, StoreRecords)
+
+    def lease() -> Any:
+        return records.read(f'SELECT "OWNED_UNTIL", "OWNER" FROM {records.jobs}')[0][0]
+
+    with closing(Given(records)) as first, closing(Given(place(), JobOptions(1, look_seconds=0.05))) as second:
+        job = first.begin("a", lambda _run: {"by": done.wait(60) and "first"})
+        second.works["a"] = lambda _run: {"by": "second"}
+        second.run()
+        until(lambda: first.get(job.id).state == "running")
+        taken = lease()
+        until(lambda: (lease() - taken).total_seconds() > 1)
+        assert (second.get(job.id).state, second.get(job.id).attempts) == ("running", 1)
+        records.drop(job.id)  # its thread does not come to renew it
+        expired = f'UPDATE {records.jobs} SET "OWNED_UNTIL" = ADD_SECONDS("OWNED_UNTIL", -60) WHERE "OWNER" = ?'
+        until(
+            lambda: (
+                records.write(lambda session: session.execute(expired, (records.owner,))) == 0
+                and second.get(job.id).over
+            )
+        )
+        done.set()
+        until(lambda: not first._runs)
+        over = second.get(job.id)
+        assert (over.state, over.result, over.attempts) == ("succeeded", {"by": "second"}, 2)
+        assert [event.data["state"] for event in first.events(job.id) if event.name == "state"] == [
+            *("queued", "running", "queued", "running", "succeeded")
+        ]
+
+
+def test_a_write_whose_answer_was_lost_may_be_repeated(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pool repeats a transaction when the line breaks during its commit, which may have succeeded."""
+    records = place()
+    once = records.write
+
+    def twice(work: Callable[[Any], Any]) -> Any:
+        once(work)
+        return once(work)
+
+    monkeypatch.setattr(records, "write", twice)
+    with closing(Journal(records)) as journal:
+        journal.register("a", "every minute")
+        turn = journal.turn("a")
+        added, other = journal.add("a", turn=turn), journal.add("b")
+        assert added is not None
+        assert other is not None
+        taken = journal.claim(None)
+        assert taken is not None
+        assert (taken.id, taken.attempts) == (added.id, 1)
+        assert journal.get(other.id).state == "queued", "the second attempt takes no second job"
+        journal.wait(added.id, True)
+        journal.wait(added.id, False)
+        journal.progress(added.id, 1, 2)
+        journal.finish(added.id, "waiting", error="HANA is away", away=True, next_try=0.0)
+        assert journal.get(added.id).waits == 1
+        assert journal.claim(["a"]) is not None
+        journal.finish(added.id, "succeeded", result={})
+        assert journal.cancel(other.id).state == "cancelled"
+        states = [event.data["state"] for event in journal.events(added.id) if event.name == "state"]
+        assert states == ["queued", "running", "waiting", "running", "waiting", "running", "succeeded"]
+        assert [event.id for event in journal.events(added.id)] == list(range(1, 10))
+        assert len(journal.all()) == 2
 
 
 # -------------------------------------------------------------------------------------------------- events and records

@@ -22,6 +22,7 @@ COMPOSE: dict[str, Any] = YAML(typ="safe").load(TEXT)
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
 EXAMPLE = (ROOT / ".env.example").read_text(encoding="utf-8")
 OURS = ("api", "worker")
+REPLICAS = ("replica", "proxy")
 MONITORING = ("dcgm-exporter", "prometheus", "alertmanager", "grafana")
 PLACEHOLDER = re.compile(r"\$\{([A-Z0-9_]+)(?::-([^}]*))?\}")
 each = pytest.mark.parametrize("name", SERVICES)
@@ -37,10 +38,12 @@ def target(mount: str) -> str:
 
 
 def test_the_services_and_what_of_them_is_optional() -> None:
-    assert set(SERVICES) == {*OURS, *MONITORING}
+    assert set(SERVICES) == {*OURS, *REPLICAS, *MONITORING}
     assert SERVICES["api"]["container_name"] == "owl-sap-connector-t4"
     for name in MONITORING:
         assert SERVICES[name]["profiles"] == ["monitoring"]
+    for name in REPLICAS:
+        assert SERVICES[name]["profiles"] == ["replicas"]
     for name in OURS:
         assert "profiles" not in SERVICES[name]
         assert SERVICES[name]["image"] == "owl-sap-connector:t4"
@@ -87,6 +90,7 @@ def test_only_named_ports_are_published_and_on_loopback() -> None:
     published = {name: service["ports"] for name, service in SERVICES.items() if "ports" in service}
     assert published == {
         "api": ["${OWL_PUBLISH:-127.0.0.1}:${OWL_SAP_API__PORT:-8000}:8000"],
+        "proxy": ["127.0.0.1:${OWL_REPLICAS_PORT:-8080}:8080"],
         "prometheus": ["127.0.0.1:${OWL_PROMETHEUS_PORT:-9090}:9090"],
         "grafana": ["127.0.0.1:${OWL_GRAFANA_PORT:-3000}:3000"],
         "alertmanager": ["127.0.0.1:${OWL_ALERTMANAGER_PORT:-9093}:9093"],
@@ -111,6 +115,23 @@ def test_the_service_listens_inside_with_keys_and_leaves_jobs_to_the_worker() ->
     assert environment["OWL_SAP_API__RUN_SCHEDULES"] == "false"
     assert SERVICES["api"]["command"] == ["start", "serve"]
     assert SERVICES["worker"]["command"] == ["start", "worker"]
+
+
+def test_the_replica_is_as_the_service_and_the_proxy_leads_to_both() -> None:
+    api, replica = dict(SERVICES["api"]), dict(SERVICES["replica"])
+    own = {"build", "container_name", "ports", "networks", "profiles"}
+    assert {key: value for key, value in replica.items() if key not in own} == {
+        key: value for key, value in api.items() if key not in own
+    }
+    assert "data:/data" in replica["volumes"], "one file of job records, and one kernel"
+    text = (ROOT / "deployment/nginx/replicas.conf").read_text(encoding="utf-8")
+    port = api["environment"]["OWL_SAP_API__PORT"]
+    assert re.findall(r"^\s+server (\S+) resolve max_fails=0;", text, re.M) == [f"api:{port}", f"replica:{port}"]
+    assert "non_idempotent" not in text
+    wait = re.search(r"proxy_read_timeout (\d+)s", text)
+    assert wait is not None
+    assert int(wait[1]) > Settings().api.timeout
+    assert set(SERVICES["proxy"]["networks"]) & set(replica["networks"]) & set(api["networks"])
 
 
 def test_torch_and_numpy_start_no_more_threads_than_processors() -> None:
@@ -207,7 +228,7 @@ def test_health_checks_and_who_waits_for_whom(name: str) -> None:
         assert other in SERVICES
         # Waiting for health would make `up` itself fail, before anybody looks whether to go back.
         assert how == {"condition": "service_started"}
-    if name == "api":
+    if name in ("api", "replica"):
         assert "healthcheck" not in service, "the image's own"
     elif name == "dcgm-exporter":
         assert service["image"].endswith("-distroless}"), "has no shell for one"
@@ -233,7 +254,7 @@ def test_a_first_start_on_a_slow_disk_is_waited_for() -> None:
 
 @each
 def test_images_of_others_are_pinned_by_a_tag_and_can_be_pinned_by_digest(name: str) -> None:
-    if name in OURS:
+    if name in (*OURS, "replica"):
         return
     found = PLACEHOLDER.fullmatch(SERVICES[name]["image"])
     assert found

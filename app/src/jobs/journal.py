@@ -6,12 +6,14 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import orjson
 
 from app.src.jobs import State
+from connector.errors import PermissionRefused
 
 if TYPE_CHECKING:
     from app.src.jobs.records import Records
@@ -318,7 +320,8 @@ class Journal:
                     self._crash(session, id_, "its process died in the middle")
 
         if self._records.left(self._records.read):
-            self._records.write(requeue)
+            with suppress(PermissionRefused):  # this process may only search: another one does it
+                self._records.write(requeue)
 
     def _crash(self, session: Session, id_: str, error: str, **outcome: Any) -> None:
         """Queue a job again whose process died or can do no more, or end it after `max_attempts` of them."""
