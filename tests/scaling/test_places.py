@@ -12,8 +12,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import ray
-from ray.exceptions import ActorDiedError, OutOfMemoryError
 
 from app.src.core.backends import DeviceFailed, DeviceUnavailable, EngineClosed, EngineError
 from app.src.core.backends.folder import find_folder
@@ -56,7 +54,7 @@ class Workers(list[Handle]):
 
 
 @pytest.fixture
-def callbacks(monkeypatch: pytest.MonkeyPatch) -> Iterator[ThreadPoolExecutor]:
+def callbacks(ray: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[ThreadPoolExecutor]:
     monkeypatch.setattr(ray, "kill", lambda worker: None)
     with ThreadPoolExecutor(1) as threads:
         yield threads
@@ -76,13 +74,13 @@ def settled(callbacks: ThreadPoolExecutor) -> None:
 
 
 def test_a_dead_worker_is_replaced_and_its_cause_is_told(
-    callbacks: ThreadPoolExecutor, caplog: pytest.LogCaptureFixture
+    ray: Any, callbacks: ThreadPoolExecutor, caplog: pytest.LogCaptureFixture
 ) -> None:
     workers = Workers()
     place = RayPlace(workers, callbacks)
     workers[0].calls[0].set_result({})
     block = place.call("embed")
-    workers[0].calls[1].set_exception(OutOfMemoryError("a killed task\nthe node has 3 MB left"))
+    workers[0].calls[1].set_exception(ray.exceptions.OutOfMemoryError("a killed task\nthe node has 3 MB left"))
     with pytest.raises(WorkerDied, match=r"OutOfMemoryError: the node has 3 MB left"):
         block.result(30)
     assert len(workers) == 2
@@ -91,11 +89,11 @@ def test_a_dead_worker_is_replaced_and_its_cause_is_told(
     place.close()
 
 
-def test_a_late_answer_of_a_dead_worker_counts_nothing(callbacks: ThreadPoolExecutor) -> None:
+def test_a_late_answer_of_a_dead_worker_counts_nothing(ray: Any, callbacks: ThreadPoolExecutor) -> None:
     workers = Workers()
     place = RayPlace(workers, callbacks)
     late, block = place.call("embed"), place.call("embed")
-    workers[0].calls[2].set_exception(ActorDiedError())
+    workers[0].calls[2].set_exception(ray.exceptions.ActorDiedError())
     with pytest.raises(WorkerDied):
         block.result(30)
     workers[0].calls[1].set_result("vectors")
@@ -104,37 +102,39 @@ def test_a_late_answer_of_a_dead_worker_counts_nothing(callbacks: ThreadPoolExec
     place.close()
 
 
-def test_a_place_whose_workers_do_not_start_fails_without_blaming_texts(callbacks: ThreadPoolExecutor) -> None:
+def test_a_place_whose_workers_do_not_start_fails_without_blaming_texts(
+    ray: Any, callbacks: ThreadPoolExecutor
+) -> None:
     workers = Workers()
     place = RayPlace(workers, callbacks)
     for number in range(STARTS):
-        workers[number].calls[0].set_exception(ActorDiedError())
+        workers[number].calls[0].set_exception(ray.exceptions.ActorDiedError())
         settled(callbacks)
     assert len(workers) == STARTS
     block = place.call("embed")
-    workers[-1].calls[-1].set_exception(ActorDiedError())
+    workers[-1].calls[-1].set_exception(ray.exceptions.ActorDiedError())
     with pytest.raises(DeviceFailed, match="died before they answered, the last one of ActorDiedError"):
         block.result(30)
     place.close()
 
 
-def test_an_error_of_starting_another_worker_ends_the_call(callbacks: ThreadPoolExecutor) -> None:
+def test_an_error_of_starting_another_worker_ends_the_call(ray: Any, callbacks: ThreadPoolExecutor) -> None:
     handle = Handle()
     started = iter([handle])
     place = RayPlace(lambda: next(started), callbacks)
     block = place.call("embed")
-    handle.calls[1].set_exception(ActorDiedError())
+    handle.calls[1].set_exception(ray.exceptions.ActorDiedError())
     with pytest.raises(EngineError, match="StopIteration"):
         block.result(30)
     place.close()
 
 
-def test_a_closed_place_starts_no_worker(callbacks: ThreadPoolExecutor) -> None:
+def test_a_closed_place_starts_no_worker(ray: Any, callbacks: ThreadPoolExecutor) -> None:
     workers = Workers()
     place = RayPlace(workers, callbacks)
     block = place.call("embed")
     place.close()
-    workers[0].calls[1].set_exception(ActorDiedError())
+    workers[0].calls[1].set_exception(ray.exceptions.ActorDiedError())
     with pytest.raises(EngineClosed):
         block.result(30)
     assert len(workers) == 1
@@ -202,9 +202,6 @@ def test_a_calibration_is_not_dropped_silently(
 
 @pytest.mark.parametrize("error", [OSError("AF_UNIX path length cannot exceed 107 bytes"), TimeoutError("too slow")])
 def test_each_error_of_ray_at_the_start_is_ours(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("AUTH_MODE", "AUTH_TOKEN", "USAGE_STATS_ENABLED", "ENABLE_AUTO_CONNECT"):
-        monkeypatch.setenv(f"RAY_{name}", "")
-
     def init(**_: object) -> None:
         raise error
 
