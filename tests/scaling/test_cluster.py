@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import pickle
-import secrets
 import signal
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -38,14 +37,13 @@ pytestmark = pytest.mark.not_fast
 OPTIONS = EngineOptions(model="hash:384")
 SPEC = CollectionSpec("materials", MATERIALS, "{MAKTX}", metadata=("MTART",))
 ROWS = 3000
-PASSWORD = secrets.token_hex(16)
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
+def cluster(emulator: Emulator) -> Iterator[Cluster]:
     handler = signal.getsignal(signal.SIGTERM)
     with pytest.MonkeyPatch.context() as environment:
-        environment.setenv("HANA_PASSWORD", PASSWORD)
+        environment.setenv("HANA_PASSWORD", emulator.password)
         cluster = Cluster(ScaleSettings(actors=2, threads=1), gpus=1)
         assert signal.getsignal(signal.SIGTERM) is handler
         yield cluster
@@ -223,10 +221,10 @@ def test_the_session_folder_is_not_open_to_other_users(cluster: Cluster) -> None
     assert folder.parent.parent.stat().st_mode & 0o777 == 0o700
 
 
-def test_secrets_of_the_environment_are_in_no_file(cluster: Cluster, pool: Engine) -> None:
+def test_secrets_of_the_environment_are_in_no_file(cluster: Cluster, pool: Engine, emulator: Emulator) -> None:
     import ray
 
-    hidden = os.environ["RAY_AUTH_TOKEN"].encode(), PASSWORD.encode()
+    hidden = os.environ["RAY_AUTH_TOKEN"].encode(), emulator.password.encode()
     folder = Path(ray._private.worker._global_node.get_session_dir_path())
     files = [file for file in folder.rglob("*") if file.is_file()]
     assert files

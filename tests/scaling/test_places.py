@@ -154,7 +154,11 @@ def test_the_timer_of_a_start_ends_with_the_first_answer(callbacks: ThreadPoolEx
 
 @pytest.mark.parametrize("known", [{}, versions() | {"numpy": "1.0"}])
 def test_other_versions_are_refused_for_each_model(
-    known: dict[str, str], unconnected: Cluster, callbacks: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+    ray: Any,
+    known: dict[str, str],
+    unconnected: Cluster,
+    callbacks: ThreadPoolExecutor,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A command syncs several collections with one cluster."""
     started: list[Handle] = []
@@ -184,7 +188,7 @@ def test_other_versions_are_refused_for_each_model(
 
 @needs_vnni
 def test_a_calibration_is_not_dropped_silently(
-    unconnected: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ray: Any, unconnected: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("app.src.core.backends.torch.linears.bf16_gain", lambda: 0.02)
     monkeypatch.setattr(ray, "nodes", list)
@@ -201,7 +205,7 @@ def test_a_calibration_is_not_dropped_silently(
 
 
 @pytest.mark.parametrize("error", [OSError("AF_UNIX path length cannot exceed 107 bytes"), TimeoutError("too slow")])
-def test_each_error_of_ray_at_the_start_is_ours(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_error_of_ray_at_the_start_is_ours(ray: Any, error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     def init(**_: object) -> None:
         raise error
 
