@@ -6,6 +6,7 @@ import pickle
 from collections.abc import Callable, Collection
 from concurrent.futures import Future
 from concurrent.futures import wait as _wait
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from connector.sync.options import Ends, SyncReport, Watch
@@ -94,9 +95,13 @@ class Spread:
 
     def _orphan(self) -> None:
         """The driver died; its workers end some time later."""
+
+        def end(worker: Process) -> None:
+            if not worker.dead:
+                self._world.sim.kill(worker)
+
         for worker in self._alive:
-            moment = self._world.sim.now + self._world.chance.choice((0.0, 10.0, 60.0))
-            self._world.sim.at(moment, lambda worker=worker: None if worker.dead else self._world.sim.kill(worker))
+            self._world.sim.at(self._world.sim.now + self._world.chance.choice((0.0, 10.0, 60.0)), partial(end, worker))
 
 
 def waiting(sim: Scheduler) -> Callable[..., Any]:
