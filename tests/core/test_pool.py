@@ -127,6 +127,17 @@ def later(work: Callable[[], Any]) -> Future[Any]:
 # ------------------------------------------------------------------------------------------------------------- division
 
 
+def test_a_member_that_is_not_back_gets_work_only_if_no_other_is_ready(scene: Scene, alone: Vectors) -> None:
+    away = scene.pool.members[1]
+    assert isinstance(away, EmbeddingEngine)
+    away.ready = False
+    assert np.array_equal(scene.pool.embed(TEXTS, "bulk"), alone)
+    assert scene.computed()[1] == 0
+    scene.pool.members[0].ready = False  # type: ignore[misc]
+    scene.pool.embed(TEXTS, "bulk")
+    assert scene.computed()[1] > 0
+
+
 def test_a_large_call_is_divided_and_its_rows_keep_their_order(scene: Scene, alone: Vectors) -> None:
     vectors, counts = scene.pool.embed_counted(TEXTS)
     np.testing.assert_array_equal(vectors, alone)

@@ -8,6 +8,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import closing
 from dataclasses import replace
 from multiprocessing.context import ForkServerProcess
@@ -20,7 +21,7 @@ from app.src.core.loading import EngineOptions, load_engine
 from app.src.service.wiring import EngineEmbedder
 from connector.errors import ConfigurationError, ConnectionLost, ConnectorError, LeaseLost
 from connector.hana.source import HanaSource
-from connector.model import ChangeSpec
+from connector.model import ChangeSpec, KeyRange
 from connector.sync.options import Ends, SyncOptions, SyncReport
 from connector.sync.ranges import ATTEMPTS, RangeTask, WorkerLost, Workers
 from connector.sync.run import sync
@@ -121,7 +122,10 @@ def test_the_driver_does_what_no_worker_survives(ground: Ground, ends: Ends, run
 
 
 @pytest.mark.proves(10, 26)
-def test_a_worker_writes_nothing_after_the_driver_lost_its_lease(ground: Ground, cycles: Cycles, run: Run) -> None:
+@pytest.mark.parametrize("early", [False, True], ids=["after the other", "beside the other"])
+def test_a_worker_writes_nothing_after_the_driver_lost_its_lease(
+    ground: Ground, cycles: Cycles, run: Run, early: bool
+) -> None:
     ground.rewrite(ROWS)
     workers = Processes(ground.plan, 1, ["after_embed:1:stop"])
     caught: list[ConnectorError] = []
@@ -140,11 +144,14 @@ def test_a_worker_writes_nothing_after_the_driver_lost_its_lease(ground: Ground,
     other = cycles.start(full=True)
     while ground.holder() == "driver":
         ground.expire_lease()  # the driver may renew it before the other takes it
+    if early:
+        wake(workers.processes[0])
     done = other.wait()
     assert done is not None
     ground.converged(done, cycles.saying)
     before = ground.content()
-    os.kill(workers.processes[0].pid or 0, signal.SIGCONT)
+    if not early:
+        wake(workers.processes[0])
     driver.join(60)
     assert [type(error) for error in caught] == [LeaseLost]
     assert len(workers.tasks) == 1
@@ -195,7 +202,7 @@ def test_a_worker_ends_its_range_when_the_run_is_stopped(ground: Ground, ends: E
         if not workers.processes or not stands_still(workers.processes[0]):
             return False
         workers.stop()
-        os.kill(workers.processes[0].pid or 0, signal.SIGCONT)
+        wake(workers.processes[0])
         return True
 
     report = run(workers, stop=stop)
@@ -213,6 +220,27 @@ def test_a_row_that_fails_too_often_is_skipped_as_in_one_process(ground: Ground,
         assert reports[-1].quarantined == len(poison)
         assert attempts(ends) == dict.fromkeys(poison, expected)
     assert f"{len(poison)} rows were skipped: they failed 2 times" in reports[-1].notes[0]
+
+
+def test_a_range_that_runs_again_is_one_attempt(ground: Ground, ends: Ends, run: Run) -> None:
+    poison = poisoned(ground)
+    done: set[KeyRange] = set()
+
+    class Losing(Here):
+        """Loses each worker once, when it has done all its work."""
+
+        def submit(self, task: RangeTask) -> Future[SyncReport]:
+            future = super().submit(task)
+            if task.within in done:
+                return future
+            done.add(task.within)
+            lost: Future[SyncReport] = Future()
+            lost.set_exception(WorkerLost("killed"))
+            return lost
+
+    report = run(Losing(ends))
+    assert (report.quarantined, report.notes) == (len(poison), [])
+    assert attempts(ends) == dict.fromkeys(poison, 1)
 
 
 def test_rows_that_change_meanwhile_are_stored_as_they_are_at_the_end(
@@ -285,3 +313,8 @@ def test_many_workers_killed_at_random(ground: Ground, ends: Ends, run: Run, cyc
 
 def stands_still(process: ForkServerProcess) -> bool:
     return Path(f"/proc/{process.pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()[0] == "T"
+
+
+def wake(process: ForkServerProcess) -> None:
+    assert process.pid is not None
+    os.kill(process.pid, signal.SIGCONT)

@@ -7,7 +7,7 @@ import pickle
 import signal
 import threading
 from collections.abc import Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -42,16 +42,11 @@ ROWS = 3000
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
-    names = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_USAGE_STATS_ENABLED")
-    before = {name: os.environ.pop(name) for name in names if name in os.environ}
     handler = signal.getsignal(signal.SIGTERM)
     cluster = Cluster(ScaleSettings(actors=2, threads=1), gpus=1)
     assert signal.getsignal(signal.SIGTERM) is handler
     yield cluster
     cluster.close()
-    for name in names:
-        os.environ.pop(name, None)
-    os.environ.update(before)
 
 
 @pytest.fixture(scope="module")
@@ -65,10 +60,10 @@ def engine() -> Iterator[Engine]:
         yield engine
 
 
-def synced(engine: Engine, folder: Path, *, kill: int = 0) -> tuple[SyncReport, dict[str, bytes]]:
-    """Sync `ROWS` rows; kill the process `kill` at the first page. Return the report, and the stored vectors by id."""
+def synced(engine: Engine, folder: Path, *, rows: int = ROWS, kill: int = 0) -> tuple[SyncReport, dict[str, bytes]]:
+    """Sync rows; kill the process `kill` at the first page. Return the report, and the stored vectors by id."""
     source = MemorySource()
-    for number in range(ROWS):
+    for number in range(rows):
         source.put("100", f"{number:06}", MAKTX=f"pump number {number} with a seal of steel", MTART=f"T{number % 7}")
     if kill:
         pages, alive = source.pages, [kill]
@@ -113,6 +108,17 @@ def test_a_killed_worker_is_replaced_and_costs_no_row(
     assert killed not in pids
     assert not pool.failed
     assert capfd.readouterr().out == ""
+
+
+def test_all_workers_killed_at_once_are_waited_for(cluster: Cluster, pool: Engine, engine: Engine) -> None:
+    texts = [f"valve {number} of line {number % 31}" for number in range(4000)]
+    expected = engine.embed(texts, "bulk")
+    pids = [report["pid"] for report in cluster.reports()]
+    with ThreadPoolExecutor(1) as threads:
+        found = threads.submit(pool.embed, texts, "bulk")
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+        assert np.array_equal(found.result(120), expected)
 
 
 @pytest.fixture

@@ -32,8 +32,10 @@ def ended(process: subprocess.Popen[str]) -> tuple[int, str, str]:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("scene", ["local", "hana"], indirect=True)
 def test_a_stopped_sync_is_continued_by_the_next(scene: Scene, start: Start) -> None:
-    process = start("sync", NAME, "--json", *ON_RAY, **ROW_BY_ROW)
+    ranges = {"OWL_SAP_SCALE__RANGES": "true"}  # without effect on a local store
+    process = start("sync", NAME, "--json", *ON_RAY, **ROW_BY_ROW, **ranges)
     deadline = time.monotonic() + 120
     while (status := scene.store().status(NAME)) is None or status.rows < 5:
         assert process.poll() is None, process.communicate()
@@ -45,7 +47,7 @@ def test_a_stopped_sync_is_continued_by_the_next(scene: Scene, start: Start) -> 
     assert "finishing the current batch" in errors
     stopped = json.loads(out)[0]
     assert stopped["stopped"]
-    code, out, errors = ended(start("sync", NAME, "--json", *ON_RAY))
+    code, out, errors = ended(start("sync", NAME, "--json", *ON_RAY, **ranges))
     assert (code, errors) == (0, "") or "{" in errors
     report = json.loads(out)[0]
     assert 0 < report["upserted"] < scene.rows

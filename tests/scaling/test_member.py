@@ -25,6 +25,7 @@ class LocalPlace:
     """A place whose workers are objects of this process. `dies`: the numbers of the calls that kill their worker."""
 
     failed = ""
+    ready = True
 
     def __init__(self, dies: tuple[int, ...] = ()) -> None:
         self._threads = ThreadPoolExecutor(2)

@@ -32,6 +32,7 @@ class ChildEngine:
     precision_reason: str
     path: str
     path_reason: str
+    ready = True  # a dead one does not come back
 
     def __init__(self, load: Callable[[EngineOptions], Engine], options: EngineOptions) -> None:
         """`load`: a function of a module; the child calls it. `options.device`: one device."""

@@ -198,6 +198,8 @@ class Engine(ABC):
 class EmbeddingEngine(Engine):
     """The engine of one device."""
 
+    ready = True  # another thread starts at once
+
     def __init__(
         self, backend: Backend, limits: MemoryLimits | None = None, *, clock: Callable[[], float] = time.monotonic
     ) -> None:

@@ -43,6 +43,10 @@ class Member(Device, Protocol):
 
     fingerprint: str
 
+    @property
+    def ready(self) -> bool:
+        """Whether it computes at once; False until it is back after a death. Then others get its work."""
+
     def submit(
         self,
         texts: Sequence[str],
@@ -188,7 +192,7 @@ class EnginePool(Engine):
                 with self._changed:
                     working = self._working()
                     members = [member for member in working if member is not avoided] or working
-                    self._held = member = min(members, key=self._waiting.__getitem__)
+                    self._held = member = min(members, key=lambda each: (not each.ready, self._waiting[each]))
                     idle = self._changed.wait_for(lambda: not self._waiting[member], ALONE_SECONDS)
                     self._shared = not idle
                 yield member
@@ -270,10 +274,10 @@ class EnginePool(Engine):
                 self._waiting[member] += size
         return member
 
-    def _burden(self, member: Member) -> tuple[bool, int]:
+    def _burden(self, member: Member) -> tuple[bool, bool, int]:
         """Return what to compare members by: one that has died gets no second part until it has computed the first."""
         waiting = self._waiting[member]
-        return waiting > 0 and member.deaths > 0, waiting
+        return not member.ready, waiting > 0 and member.deaths > 0, waiting
 
     def release(self, member: Member, size: int, error: BaseException | None = None) -> bool:
         """Count `size` characters less; return whether another member should compute them because of this error."""

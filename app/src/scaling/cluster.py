@@ -100,7 +100,7 @@ def placement(scale: ScaleSettings, device: str, nodes: Sequence[Mapping[str, fl
 
 
 class RayPlace:
-    """See `member.Place`. `ready`: whether its present worker has answered a call."""
+    """See `member.Place`."""
 
     def __init__(self, start: Callable[[], Any], callbacks: ThreadPoolExecutor) -> None:
         """`start` starts a worker and returns Ray's handle. `callbacks` runs what follows an answer: Ray's own thread
@@ -182,9 +182,10 @@ class RayPlace:
 class Cluster:
     """Workers on a Ray cluster, made for the first model. `close` ends them, and a local cluster."""
 
-    def __init__(self, scale: ScaleSettings, *, gpus: int | None = None) -> None:
-        """`gpus`: how many a local cluster claims to have, for tests; None: those of this machine."""
-        self._scale = scale
+    def __init__(self, scale: ScaleSettings, *, gpus: int | None = None, worker: Callable[[], Worker] = Worker) -> None:
+        """For tests: `gpus`, how many a local cluster claims to have (None: those of this machine); `worker`, another
+        class."""
+        self._scale, self._worker = scale, worker
         self._places: list[RayPlace] = []
         with ExitStack() as held:
             self._callbacks = held.enter_context(ThreadPoolExecutor(1, "owl-sap-scaling"))
@@ -239,7 +240,7 @@ class Cluster:
         import ray
 
         # A worker that died is replaced here, not by Ray, whose restarted actor would refuse calls until it is up.
-        remote = ray.remote(Worker).options(
+        remote = ray.remote(self._worker).options(
             num_cpus=place.threads,
             num_gpus=place.gpus,
             max_restarts=0,

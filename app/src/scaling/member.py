@@ -22,6 +22,10 @@ class Place(Protocol):
         """Why no worker takes this place any more; "" while one works or is about to."""
 
     @property
+    def ready(self) -> bool:
+        """Whether the present worker has answered a call."""
+
+    @property
     def deaths(self) -> int:
         """How many workers have died here since a call was answered."""
 
@@ -106,6 +110,10 @@ class RayMember:
 
     def stalled(self) -> float:
         return 0.0  # Ray notices lost workers and nodes
+
+    @property
+    def ready(self) -> bool:
+        return self.place.ready
 
     @property
     def deaths(self) -> int:
