@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
+from connector.model import Lease
 from tests.simulation.primitives import EPOCH
 from tests.simulation.scheduler import Process, Queue, Scheduler
 
@@ -63,7 +64,7 @@ class Result:
 class Statement:
     sql: str
     rows: Sequence[Sequence[Any]]
-    claim: int | None = None
+    claim: Lease | None = None
     at: float = 0.0  # the server's time when it first ran
 
 

@@ -119,6 +119,18 @@ def range_lost() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def parts_kept() -> Iterator[None]:
+    """A worker of a key range that was taken for lost may write while the driver does."""
+    split = HanaStore.split_lease
+
+    def planted(self: HanaStore, lease: Lease, count: int) -> list[Lease]:
+        return split(self, lease, count) if count else []
+
+    with patch.object(HanaStore, "split_lease", planted):
+        yield
+
+
 PLANTED: Mapping[str, Planted] = {
     planted.__name__: planted
     for planted in (
@@ -129,5 +141,6 @@ PLANTED: Mapping[str, Planted] = {
         retry_not_idempotent,
         epoch_kept,
         range_lost,
+        parts_kept,
     )
 }
