@@ -148,6 +148,7 @@ PLANTED: Mapping[str, Planted] = {
 
 FOCUS: Mapping[str, Mapping[str, Any]] = {
     "log_emptied_before_commit": {"way": "log", "synced": True},
+    "retry_not_idempotent": {"faults": Faults(reply_lost=0.1)},
     "late_writer_accepted": {"workers": 3, "actions": ("change", "pause", "jump")},
     "parts_kept": {
         "way": "full",
