@@ -158,8 +158,11 @@ class Server:
         return [given.index(name) for (name,) in key if name in given]
 
     def release(self, session: Session) -> None:
-        self.locks = {key: holder for key, holder in self.locks.items() if holder is not session}
-        self.sim.wake(self.unlocked)
+        held = [key for key, holder in self.locks.items() if holder is session]
+        for key in held:
+            del self.locks[key]
+        if held:
+            self.sim.wake(self.unlocked)
 
     def deadlocked(self, session: Session) -> bool:
         seen, holder = {session}, session.waits_for

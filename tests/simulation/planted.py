@@ -13,6 +13,7 @@ from connector.stores.hana.store import HanaStore
 from connector.sync import reconcile
 from connector.sync.feeds import full
 from connector.sync.feeds.feed import Batches
+from tests.simulation.database import Faults
 
 Planted = Callable[[], AbstractContextManager[Any]]
 
@@ -144,3 +145,19 @@ PLANTED: Mapping[str, Planted] = {
         parts_kept,
     )
 }
+
+FOCUS: Mapping[str, Mapping[str, Any]] = {
+    "log_emptied_before_commit": {"way": "log", "synced": True},
+    "retry_not_idempotent": {"faults": Faults(reply_lost=0.1)},
+    "late_writer_accepted": {"workers": 3, "actions": ("change", "pause", "jump")},
+    "parts_kept": {
+        "way": "full",
+        "spread": 3,
+        "page_rows": 1,
+        "events": 40,
+        "calm": 20,
+        "actions": ("change", "presume"),
+        "faults": Faults(slow=0.05, slow_seconds=10.0),
+    },
+}
+"""What a seed must hold for some of the bugs to show often."""

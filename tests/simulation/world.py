@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from functools import lru_cache
 from hashlib import blake2b
 from itertools import pairwise
-from typing import TypeVar
+from typing import Any, TypeVar
 from unittest.mock import patch
 
 import numpy as np
@@ -369,12 +369,13 @@ class World:
 
     seed: int
     tracing: bool = False
+    focus: Mapping[str, Any] = field(default_factory=dict)  # values for fields of the plan
     reports: list[SyncReport] = field(default_factory=list)
     outcomes: Counter[str] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
         self.chance = random.Random(self.seed)
-        self.plan = Plan.draw(self.chance)
+        self.plan = replace(Plan.draw(self.chance), **self.focus)
         self.sim = Scheduler(self.chance, tracing=self.tracing)
         self.server = Server(self.sim, self.plan.faults)
         self.table = MemoryTable()
@@ -556,7 +557,7 @@ class World:
         if running:
             process, lose = self.chance.choice(running)
             self.sim.say(f"{process.name} is taken for lost")
-            process.paused_until = self.sim.now + self.chance.choice((0.0, 0.0, 0.5, 2.0, 5.0))
+            process.paused_until = self.sim.now + self.chance.choice((0.0, 0.5, 2.0, 5.0, 10.0))
             lose()
 
     def _change(self) -> None:
@@ -584,9 +585,9 @@ class World:
         self.table.put(key, text, self.source_time(), f"G{chance.randrange(3)}")
 
 
-def live(seed: int, *, tracing: bool = False) -> World:
+def live(seed: int, *, tracing: bool = False, focus: Mapping[str, Any] | None = None) -> World:
     """Live a seed. Raises Violation with the command that replays it."""
-    world = World(seed, tracing)
+    world = World(seed, tracing, focus or {})
     try:
         world.run()
     except Exception as error:
