@@ -17,6 +17,8 @@ from app.src.core.pool import EnginePool
 from app.src.core.queue import WorkerDied
 from app.src.scaling.member import RayMember
 from app.src.scaling.worker import Block, Model, Worker
+from app.src.service.ranges import RangeWorkers
+from connector.sync.ranges import WorkerLost
 
 MODEL = Model(EngineOptions(model="hash:64", device="cpu"))
 TEXTS = [f"pump number {number} leaks" for number in range(3000)]
@@ -75,6 +77,17 @@ def test_a_worker_that_dies_costs_only_its_blocks(expected: np.ndarray) -> None:
         assert np.array_equal(pool.embed(TEXTS, "bulk"), expected)  # by a new worker, which loads the model
         assert pool.stats().tokens > tokens
     assert place.deaths == 1
+
+
+@pytest.mark.parametrize("error", [WorkerDied("killed"), DeviceFailed("no worker starts")])
+def test_a_range_whose_worker_is_lost_goes_to_another(error: EngineError, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = LocalPlace()
+    member = RayMember(place, MODEL)
+    failed = Future[Any]()
+    failed.set_exception(error)
+    monkeypatch.setattr(place, "call", lambda *_: failed)
+    with pytest.raises(WorkerLost, match=str(error)):
+        RangeWorkers([member], None).submit(None).result(30)  # type: ignore[arg-type]
 
 
 def test_errors_of_loading_are_the_workers_own() -> None:
