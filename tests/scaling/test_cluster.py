@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -21,7 +22,7 @@ from app.src.scaling.cluster import Cluster, Placement
 from app.src.service.ranges import Order, RangeWorkers
 from app.src.service.wiring import EngineEmbedder
 from app.src.settings.model import ScaleSettings
-from connector.errors import ConfigurationError
+from connector.errors import ConfigurationError, Unavailable
 from connector.hana.connection import ConnectionOptions, HanaPool
 from connector.hana.source import HanaSource
 from connector.model import CollectionSpec, Row, TableRef
@@ -38,15 +39,18 @@ pytestmark = pytest.mark.not_fast
 OPTIONS = EngineOptions(model="hash:384")
 SPEC = CollectionSpec("materials", MATERIALS, "{MAKTX}", metadata=("MTART",))
 ROWS = 3000
+SECRET = "never-written-anywhere"
 
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
     handler = signal.getsignal(signal.SIGTERM)
+    os.environ["SECRET_OF_THIS_PROCESS"] = SECRET
     cluster = Cluster(ScaleSettings(actors=2, threads=1), gpus=1)
     assert signal.getsignal(signal.SIGTERM) is handler
     yield cluster
     cluster.close()
+    del os.environ["SECRET_OF_THIS_PROCESS"]
 
 
 @pytest.fixture(scope="module")
@@ -95,6 +99,7 @@ def test_a_sync_stores_what_it_stores_in_process(pool: Engine, engine: Engine, t
     assert len(rows) == report.upserted == expected_report.upserted == ROWS
 
 
+@pytest.mark.proves(32)
 def test_a_killed_worker_is_replaced_and_costs_no_row(
     cluster: Cluster, pool: Engine, engine: Engine, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -110,6 +115,7 @@ def test_a_killed_worker_is_replaced_and_costs_no_row(
     assert capfd.readouterr().out == ""
 
 
+@pytest.mark.proves(32)
 def test_all_workers_killed_at_once_are_waited_for(cluster: Cluster, pool: Engine, engine: Engine) -> None:
     texts = [f"valve {number} of line {number % 31}" for number in range(4000)]
     expected = engine.embed(texts, "bulk")
@@ -158,6 +164,7 @@ class Killing:
             self._pid = 0
 
 
+@pytest.mark.proves(32)
 def test_workers_share_the_key_ranges_of_a_sync_and_one_is_killed(
     cluster: Cluster, pool: Engine, engine: Engine, hana_ends: Ends, hana_schema: str
 ) -> None:
@@ -218,11 +225,11 @@ def test_the_session_folder_is_not_open_to_other_users(cluster: Cluster) -> None
 def test_secrets_of_the_environment_are_in_no_file(cluster: Cluster, pool: Engine) -> None:
     import ray
 
-    token = os.environ["RAY_AUTH_TOKEN"].encode()
+    secrets = [os.environ["RAY_AUTH_TOKEN"].encode(), SECRET.encode()]
     folder = Path(ray._private.worker._global_node.get_session_dir_path())
     files = [file for file in folder.rglob("*") if file.is_file()]
     assert files
-    assert not [file for file in files if token in file.read_bytes()]
+    assert not [file for file in files if any(secret in file.read_bytes() for secret in secrets)]
 
 
 def test_work_stops_when_it_is_cancelled(pool: Engine) -> None:
@@ -233,3 +240,26 @@ def test_work_stops_when_it_is_cancelled(pool: Engine) -> None:
         future.add_done_callback(lambda _: done.set())
     assert cancelled
     assert done.wait(60)
+
+
+def test_sigterm_while_ray_starts_reaches_our_handler(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    import ray
+
+    def killed(**_: object) -> None:
+        sys.exit(signal.SIGTERM)  # as Ray's handler does
+
+    heard: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, _: heard.append(number))
+    monkeypatch.setattr(ray, "init", killed)
+    try:
+        with pytest.raises(Unavailable, match="stopped while Ray was starting"):
+            Cluster(ScaleSettings())
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert heard == [signal.SIGTERM]
+
+
+def test_one_cluster_computes_several_models(cluster: Cluster, pool: Engine) -> None:
+    other = cluster.engine(EngineOptions(model="hash:64"))
+    assert other.embed(["pump"]).shape == (1, 64)
+    assert pool.embed(["pump"]).shape == (1, 384)

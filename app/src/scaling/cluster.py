@@ -289,14 +289,19 @@ def _connected(scale: ScaleSettings, gpus: int | None) -> Iterator[None]:
 
         # Ray would print deaths of workers to stdout, which is for data; RayPlace logs them. A test finds a new name.
         ray._private.worker.print_to_stdstream = lambda *_, **__: None
-        before = signal.getsignal(signal.SIGTERM)
+        before, stopped = signal.getsignal(signal.SIGTERM), False
         try:  # never without an address: Ray would look for the address of a cluster that may be gone
             ray.init(address=scale.address, log_to_driver=False, logging_level=logging.ERROR, **given)
+        except SystemExit:  # Ray's handler of SIGTERM
+            stopped = True
         except (RuntimeError, ValueError, ConnectionError, ray.exceptions.RayError) as error:
             raise Unavailable(f"the Ray cluster at {scale.address} cannot be used: {error}") from error
         finally:
             if threading.current_thread() is threading.main_thread():
                 signal.signal(signal.SIGTERM, before)  # Ray has replaced it
+        if stopped:
+            signal.raise_signal(signal.SIGTERM)
+            raise Unavailable("stopped while Ray was starting")
         held.callback(ray.shutdown)
         yield
 
