@@ -12,11 +12,12 @@ from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from typing import Protocol
 
 from connector.document.document import Renderer
 from connector.errors import ConfigurationError, ConnectorError
-from connector.model import Checkpoint, CollectionSpec, KeyRange, Lease
+from connector.model import Checkpoint, CollectionSpec, KeyRange, Lease, QuarantinedRow
 from connector.sync import schema
 from connector.sync.feeds.feed import Batch, Feed
 from connector.sync.options import Ends, SyncOptions, SyncReport, Watch
@@ -50,14 +51,15 @@ class Workers(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RangeTask:
-    """The rows of one key range, for a worker. Picklable, without secrets. `rendering`: the driver's
-    `Renderer.digest`."""
+    """The rows of one key range, for a worker. Picklable, without secrets. `rendering`: the driver's `Renderer.digest`.
+    `since`: as in `_tried`."""
 
     spec: CollectionSpec
     lease: Lease
     within: KeyRange
     options: SyncOptions
     rendering: bytes
+    since: datetime | None
 
     def __call__(self, ends: Ends, watch: Watch | None = None) -> SyncReport:
         """Make the store match the rows of the range; delete no row of the source. Raises ConfigurationError if this
@@ -74,7 +76,8 @@ class RangeTask:
         feed = Feed(lambda: (0, [map(Batch, pages)]), None, "full", complete=False)
         columns = schema.columns_in_use(renderer, table, self.spec)
         watch, now = watch or Watch(), ends.source.now()
-        return _RangeRun(Task(ends, renderer, self.lease, self.options, watch, feed, Checkpoint(), columns, now))()
+        task = Task(ends, renderer, self.lease, self.options, watch, feed, Checkpoint(), columns, now)
+        return _RangeRun(replace(task, tried=_tried(ends.store.quarantine(self.lease.collection), self.since)))()
 
 
 class _RangeRun(Run):
@@ -106,19 +109,17 @@ def reconcile_spread(spec: CollectionSpec, task: Task, workers: Workers) -> Sync
     if len(ranges) < 2:
         return reconcile(task)
     start, name, quarantine = time.perf_counter(), task.lease.collection, task.ends.store.quarantine
-    before = {entry.id: entry.last_seen for entry in quarantine(name)}
+    since = max((entry.last_seen for entry in quarantine(name) if entry.last_seen), default=None)
     parts = task.ends.store.split_lease(task.lease, len(ranges))
     tasks = [
-        RangeTask(spec, lease, within, task.options, task.renderer.digest)
+        RangeTask(spec, lease, within, task.options, task.renderer.digest, since)
         for lease, within in zip(parts, ranges, strict=True)
     ]
     spread = run_ranges(tasks, workers, task.watch, rows)
     if spread.stopped:
         report = _added(SyncReport(name, stopped=True), spread.reports, _COUNTS)
     else:
-        # The closing run must not count a second attempt of rows that workers have just put into quarantine.
-        tried = frozenset(entry.id for entry in quarantine(name) if entry.last_seen != before.get(entry.id))
-        report = _closed(reconcile(replace(task, tried=tried)), spread.reports)
+        report = _closed(reconcile(replace(task, tried=_tried(quarantine(name), since))), spread.reports)
     if spread.lost:
         report.notes.append(
             f"{spread.lost} of {len(tasks)} key ranges lost their worker {ATTEMPTS} times; the driver compared their "
@@ -127,6 +128,12 @@ def reconcile_spread(spec: CollectionSpec, task: Task, workers: Workers) -> Sync
     seconds = time.perf_counter() - start
     report.seconds, report.rows_per_second = round(seconds, 3), round(report.read / seconds, 1)
     return report
+
+
+def _tried(quarantine: Sequence[QuarantinedRow], since: datetime | None) -> frozenset[str]:
+    """Return the ids of the rows that failed in this run, so that nobody tries them again in it: a run is one attempt.
+    `since`: of the last failure before the run, by the store's clock; None: there was none."""
+    return frozenset(row.id for row in quarantine if row.last_seen and (since is None or row.last_seen > since))
 
 
 def _ranges(task: Task, workers: int) -> tuple[int, Sequence[KeyRange]]:

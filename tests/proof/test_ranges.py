@@ -8,6 +8,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import closing
 from dataclasses import replace
 from multiprocessing.context import ForkServerProcess
@@ -20,7 +21,7 @@ from app.src.core.loading import EngineOptions, load_engine
 from app.src.service.wiring import EngineEmbedder
 from connector.errors import ConfigurationError, ConnectionLost, ConnectorError, LeaseLost
 from connector.hana.source import HanaSource
-from connector.model import ChangeSpec
+from connector.model import ChangeSpec, KeyRange
 from connector.sync.options import Ends, SyncOptions, SyncReport
 from connector.sync.ranges import ATTEMPTS, RangeTask, WorkerLost, Workers
 from connector.sync.run import sync
@@ -213,6 +214,27 @@ def test_a_row_that_fails_too_often_is_skipped_as_in_one_process(ground: Ground,
         assert reports[-1].quarantined == len(poison)
         assert attempts(ends) == dict.fromkeys(poison, expected)
     assert f"{len(poison)} rows were skipped: they failed 2 times" in reports[-1].notes[0]
+
+
+def test_a_range_that_runs_again_is_one_attempt(ground: Ground, ends: Ends, run: Run) -> None:
+    poison = poisoned(ground)
+    done: set[KeyRange] = set()
+
+    class Losing(Here):
+        """Loses each worker once, when it has done all its work."""
+
+        def submit(self, task: RangeTask) -> Future[SyncReport]:
+            future = super().submit(task)
+            if task.within in done:
+                return future
+            done.add(task.within)
+            lost: Future[SyncReport] = Future()
+            lost.set_exception(WorkerLost("killed"))
+            return lost
+
+    report = run(Losing(ends))
+    assert (report.quarantined, report.notes) == (len(poison), [])
+    assert attempts(ends) == dict.fromkeys(poison, 1)
 
 
 def test_rows_that_change_meanwhile_are_stored_as_they_are_at_the_end(

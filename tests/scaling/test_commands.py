@@ -41,8 +41,10 @@ def until_stored(scene: Scene, process: subprocess.Popen[str]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.proves(2)
+@pytest.mark.parametrize("scene", ["local", "hana"], indirect=True)
 def test_a_stopped_sync_is_continued_by_the_next(scene: Scene, start: Start) -> None:
-    process = start("sync", NAME, "--json", *ON_RAY, **ROW_BY_ROW)
+    ranges = {"OWL_SAP_SCALE__RANGES": "true"}  # without effect on a local store
+    process = start("sync", NAME, "--json", *ON_RAY, **ROW_BY_ROW, **ranges)
     until_stored(scene, process)
     process.send_signal(signal.SIGTERM)
     code, out, errors = ended(process)
@@ -50,7 +52,7 @@ def test_a_stopped_sync_is_continued_by_the_next(scene: Scene, start: Start) -> 
     assert "finishing the current batch" in errors
     stopped = json.loads(out)[0]
     assert stopped["stopped"]
-    code, out, errors = ended(start("sync", NAME, "--json", *ON_RAY))
+    code, out, errors = ended(start("sync", NAME, "--json", *ON_RAY, **ranges))
     assert (code, errors) == (0, "") or "{" in errors
     report = json.loads(out)[0]
     assert 0 < report["upserted"] < scene.rows
