@@ -153,6 +153,7 @@ def test_a_job_is_done_by_one_and_followed_by_all(replicas: Replicas) -> None:
     assert over(one, again)["result"]["unchanged"] == STORED
 
 
+@pytest.mark.proves(1)
 def test_another_goes_on_with_the_job_of_one_that_was_killed(replicas: Replicas) -> None:
     scene, all_three = replicas.scene, replicas.start(3, ROW_BY_ROW)
     job = all_three[0].json("POST", f"/v1/collections/{NAME}/sync", 202)["job"]
@@ -203,6 +204,7 @@ def test_all_find_what_one_has_written_and_switched_to(replicas: Replicas) -> No
     assert second == third == []
 
 
+@pytest.mark.proves(2)
 def test_an_update_of_one_after_the_other_loses_no_search_and_no_job(replicas: Replicas) -> None:
     scene = replicas.scene
     with Balancer().running() as balancer:
@@ -225,6 +227,7 @@ def test_an_update_of_one_after_the_other_loses_no_search_and_no_job(replicas: R
     assert scene.cli("verify", NAME)[0] == 0
 
 
+@pytest.mark.proves(6)
 def test_a_service_starts_and_searches_are_refused_in_time_while_hana_is_away(scene: Scene) -> None:
     """Records in HANA need HANA for jobs only."""
     env = {"OWL_SAP_STATE__RECORDS": "store", "HANA_PORT": "1"}

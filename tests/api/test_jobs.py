@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -446,6 +446,7 @@ def test_presence_is_seen_from_inside_and_outside(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------------- leases on jobs, and lost answers
 
 
+@pytest.mark.proves(26)
 @pytest.mark.parametrize("place", ["hana"], indirect=True)
 def test_a_job_is_kept_while_its_lease_is_renewed_and_taken_over_when_it_is_not(place: Place) -> None:
     """As when a process hangs: what it says later counts no more."""
@@ -480,6 +481,35 @@ def test_a_job_is_kept_while_its_lease_is_renewed_and_taken_over_when_it_is_not(
         ]
 
 
+def test_of_many_who_add_and_claim_at_once_each_job_has_one(place: Place) -> None:
+    """One unfinished job for each collection, and one owner for each job."""
+    journals, names = [Journal(place(), JobOptions(max_queued=1000)) for _ in range(4)], [f"c{n}" for n in range(15)]
+    added, claimed = list[str](), list[str]()
+    together = threading.Barrier(len(journals), timeout=30)
+
+    def work(journal: Journal) -> None:
+        together.wait()
+        for name in names:
+            with suppress(JobRunning):
+                job = journal.add(name)
+                assert job is not None
+                added.append(job.collection)
+        together.wait()
+        while (job := journal.claim(None)) is not None:
+            claimed.append(job.collection)
+
+    journals[0].register("a", None)  # makes the tables
+    threads = [threading.Thread(target=work, args=(journal,)) for journal in journals]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert sorted(added) == sorted(names) == sorted(claimed)
+    for journal in journals:
+        journal.close()
+
+
+@pytest.mark.proves(3)
 def test_a_write_whose_answer_was_lost_may_be_repeated(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """The pool repeats a transaction when the line breaks during its commit, which may have succeeded."""
     records = place()

@@ -4,12 +4,13 @@ injected clock; nothing sleeps for an hour.
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -222,6 +223,32 @@ def test_of_two_who_see_the_same_turn_one_takes_it(make: Make, clock: Clock) -> 
     assert job is not None
     wait_for(jobs, job)
     assert other.add("a", "sync", {}, turn) is None, "although nothing runs any more"
+
+
+def test_clocks_of_two_machines_that_differ_start_no_turn_twice(place: Place, clock: Clock) -> None:
+    clock.now = at("2026-11-22 10:01")
+    schedules: dict[str, ScheduleSettings | None] = {"a": cron("*/5 * * * *"), "b": every("5m")}
+    with ExitStack() as stack:
+        schedulers, last = [], stack.enter_context(closing(Given(place())))
+        for ahead in (0.0, 20.0):
+            own = Clock()
+            own.now = ahead
+            jobs = stack.enter_context(
+                closing(Given(place(), JobOptions(2, look_seconds=0.01), lambda own=own: clock() + own()))  # type: ignore[misc]
+            )
+            jobs.works = dict.fromkeys("ab", lambda run: {})
+            schedulers.append(Scheduler(jobs, schedules, {}, lambda own=own: clock() + own()))  # type: ignore[misc]
+            schedulers[-1].register()
+            jobs.run()
+        for _ in range(15 * 6):
+            for scheduler in schedulers:
+                scheduler.look()
+                over(last)
+            clock.now += 10
+        assert len(last.all("a")) == 3
+        created = sorted(job.created for job in last.all("b"))
+        assert len(created) in (3, 4)
+        assert min(later - earlier for earlier, later in itertools.pairwise(created)) >= 280
 
 
 def test_a_full_queue_is_no_end_of_the_schedule(tmp_path: Path, clock: Clock) -> None:

@@ -122,7 +122,10 @@ def test_the_driver_does_what_no_worker_survives(ground: Ground, ends: Ends, run
 
 
 @pytest.mark.proves(10, 26)
-def test_a_worker_writes_nothing_after_the_driver_lost_its_lease(ground: Ground, cycles: Cycles, run: Run) -> None:
+@pytest.mark.parametrize("early", [False, True], ids=["after the other", "beside the other"])
+def test_a_worker_writes_nothing_after_the_driver_lost_its_lease(
+    ground: Ground, cycles: Cycles, run: Run, early: bool
+) -> None:
     ground.rewrite(ROWS)
     workers = Processes(ground.plan, 1, ["after_embed:1:stop"])
     caught: list[ConnectorError] = []
@@ -141,11 +144,14 @@ def test_a_worker_writes_nothing_after_the_driver_lost_its_lease(ground: Ground,
     other = cycles.start(full=True)
     while ground.holder() == "driver":
         ground.expire_lease()  # the driver may renew it before the other takes it
+    if early:
+        wake(workers.processes[0])
     done = other.wait()
     assert done is not None
     ground.converged(done, cycles.saying)
     before = ground.content()
-    os.kill(workers.processes[0].pid or 0, signal.SIGCONT)
+    if not early:
+        wake(workers.processes[0])
     driver.join(60)
     assert [type(error) for error in caught] == [LeaseLost]
     assert len(workers.tasks) == 1
@@ -196,7 +202,7 @@ def test_a_worker_ends_its_range_when_the_run_is_stopped(ground: Ground, ends: E
         if not workers.processes or not stands_still(workers.processes[0]):
             return False
         workers.stop()
-        os.kill(workers.processes[0].pid or 0, signal.SIGCONT)
+        wake(workers.processes[0])
         return True
 
     report = run(workers, stop=stop)
@@ -307,3 +313,8 @@ def test_many_workers_killed_at_random(ground: Ground, ends: Ends, run: Run, cyc
 
 def stands_still(process: ForkServerProcess) -> bool:
     return Path(f"/proc/{process.pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()[0] == "T"
+
+
+def wake(process: ForkServerProcess) -> None:
+    assert process.pid is not None
+    os.kill(process.pid, signal.SIGCONT)

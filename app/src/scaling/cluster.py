@@ -13,11 +13,12 @@ import shutil
 import signal
 import socket
 import stat
+import subprocess
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,7 @@ from connector.extras import install_command
 _log = logging.getLogger(__name__)
 
 START_SECONDS = 300.0  # for a worker to start, on a loaded machine too
-CONNECT_SECONDS = 10.0
+CONNECT_SECONDS = CLOSE_SECONDS = 10.0
 STARTS = 3  # of workers in one place that die before they answer
 OBJECT_STORE = 256 << 20  # bytes of shared memory; blocks and their vectors are freed when read
 LEAST_STORE = 75 << 20  # Ray's minimum
@@ -302,8 +303,20 @@ def _connected(scale: ScaleSettings, gpus: int | None) -> Iterator[None]:
         if stopped:
             signal.raise_signal(signal.SIGTERM)
             raise Unavailable("stopped while Ray was starting")
-        held.callback(ray.shutdown)
+        held.callback(_shut_down)
         yield
+
+
+def _shut_down() -> None:
+    """End a local cluster, or leave another one. Wait for processes that would still write to the folder."""
+    import ray
+
+    node = ray._private.worker._global_node
+    started = [] if node is None else [each.process for found in node.all_processes.values() for each in found]
+    ray.shutdown()
+    for process in started:
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(CLOSE_SECONDS)
 
 
 def _object_store() -> int:
