@@ -116,6 +116,8 @@ def reconcile_spread(spec: CollectionSpec, task: Task, workers: Workers) -> Sync
         for lease, within in zip(parts, ranges, strict=True)
     ]
     spread = run_ranges(tasks, workers, task.watch, rows)
+    # End the parts: a worker that was taken for lost may still be writing, and must not while the closing run does.
+    task.ends.store.split_lease(task.lease, 0)
     if spread.stopped:
         report = _added(SyncReport(name, stopped=True), spread.reports, _COUNTS)
     else:

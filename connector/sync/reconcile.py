@@ -239,7 +239,7 @@ class Run:
         report.upserted += action is Action.METADATA
         report.unchanged += action in (Action.KEEP, Action.REHASH)
         report.empty += document.empty
-        self._release(id_, was_pending)
+        self._release(id_, document.empty if again else was_pending)
 
     def _supersede(self, id_: str) -> bool:
         """Drop an earlier version of the document that this run read but has not written yet."""
@@ -269,9 +269,10 @@ class Run:
         self._window.changes.quarantined.append(QuarantinedRow(id_, "render", reason, digest=digest))
         self._window.changes.deleted.append(id_)
 
-    def _release(self, id_: str, was_pending: bool = False) -> None:
-        """Release the entry. `was_pending`: its release was planned for a write that will not happen now."""
-        if self._quarantine.pop(id_, None) is not None or was_pending:
+    def _release(self, id_: str, embedded: bool = False) -> None:
+        """Release the entry. `embedded`: this run has embedded, or was to embed, an earlier version of the row, which
+        may have put it into quarantine."""
+        if self._quarantine.pop(id_, None) is not None or embedded:
             self._window.changes.released.append(id_)
 
     def _flush(self) -> None:
@@ -340,14 +341,14 @@ class Run:
 
     def _gone(self, id_: str, position: int) -> None:
         """Handle a row that the feed reports as deleted."""
-        was_pending = self._supersede(id_)
-        stored = self._written[id_] is not None if id_ in self._written else position >= 0
+        was_pending, again = self._supersede(id_), id_ in self._written
+        stored = self._written[id_] is not None if again else position >= 0
         if stored:
             self._report.to_delete += 1
             if self._may_delete(self._report.deleted + 1, 0):
                 self._report.deleted += 1
                 self._delete(id_)
-        self._release(id_, was_pending)
+        self._release(id_, was_pending or again)
 
     def _delete(self, id_: str) -> None:
         self._window.changes.deleted.append(id_)

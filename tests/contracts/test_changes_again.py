@@ -12,7 +12,7 @@ import pytest
 
 from app.src.core.loading import EngineOptions, load_engine
 from app.src.service.wiring import EngineEmbedder
-from connector.errors import LeaseLost
+from connector.errors import LeaseLost, TextsNotEmbeddable
 from connector.model import ChangeSet, QuarantinedRow, log_of
 from connector.protocols import Embedder
 from connector.stores.local.store import LocalStore
@@ -83,6 +83,30 @@ def test_a_row_in_quarantine_that_ends_while_it_is_tried_again_leaves_it(synced,
     synced.sync(window=1000)
     assert synced.store.quarantine("c") == []
     synced.agrees()
+
+
+@pytest.mark.parametrize("ending", ["gone", "blank", "the same"])
+def test_a_row_that_the_engine_refused_earlier_in_the_run(synced, monkeypatch, ending):
+    """Its entry leaves the quarantine with the row, and stays while the row does."""
+    embed = synced.embedder.embed_counted
+
+    def refuse(texts):
+        if refused := [place for place, text in enumerate(texts) if text == "refused"]:
+            raise TextsNotEmbeddable("no vector", indices=refused)
+        return embed(texts)
+
+    monkeypatch.setattr(synced.embedder, "embed_counted", refuse)
+    entries_of_two_pages(synced.table)
+    synced.table.put(0, "refused", second(60))
+    end = {
+        "gone": lambda: synced.table.delete(0),
+        "blank": lambda: synced.table.put(0, None, second(61)),
+        "the same": lambda: synced.table.put(0, "refused", second(60)),
+    }
+    between_pages(monkeypatch, end[ending])
+    synced.sync(window=1)
+    assert [row.id for row in synced.store.quarantine("c")] == (["[0]"] if ending == "the same" else [])
+    assert 0 not in synced.stored()
 
 
 def test_entries_stay_in_the_log_when_another_worker_has_taken_over(synced, monkeypatch):

@@ -146,6 +146,14 @@ def test_a_large_call_is_divided_and_its_rows_keep_their_order(scene: Scene, alo
     assert sum(scene.computed()) == len(TEXTS)
 
 
+@pytest.mark.parametrize("parts", [1, 2])
+def test_a_pool_may_divide_a_call_into_fewer_parts(parts: int) -> None:
+    members = [EmbeddingEngine(ScriptedBackend()) for _ in range(2)]
+    with EnginePool(members[0], members, parts) as pool:
+        pool.embed([f"pump {number:05d}" for number in range(900)])
+        assert 2 * parts <= pool.stats().blocks <= 2 * parts + 1
+
+
 def test_every_member_computes_at_the_same_time(scene: Scene, alone: Vectors) -> None:
     for backend in scene.backends:
         backend.go.clear()

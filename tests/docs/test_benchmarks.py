@@ -19,7 +19,7 @@ from tests.docs.sections import ROOT, check_section
 PAGE = "docs/benchmarks.md"
 RESULTS = ROOT / "benchmarks/results"
 WRITER = "tests/docs/test_benchmarks.py"
-QUOTING = (PAGE, "README.md", "docs/models.md")  # pages that quote figures between two marks
+QUOTING = (PAGE, "README.md", "docs/models.md", "docs/scale.md")  # pages that quote figures between two marks
 QUOTE = re.compile(r"(<!-- = ([\w-]+): (.+?) -->).*?(<!-- / -->)")
 LOADS = ("short", "skewed", "long")
 PEERS = ("sentence-transformers", "infinity", "onnx", "openvino", "onnx-int8")
@@ -38,6 +38,7 @@ GOALS: dict[str, Mapping[str, Target]] = {
         **{f"{own}, {load}: overlap": goal for own, goal in embed.OVERLAP.items() for load in LOADS},
     },
     "quality": quality.TARGETS,
+    "ray": scale.TARGETS,
     "rest": {"small": rest.RATE},
     "scale": scale.TARGETS,
     "search": search.TARGETS | {f"{rows:,} rows, store": goal for rows, goal in search.STORE.items()},

@@ -53,6 +53,19 @@ def test_the_benchmark_of_several_engines_runs(tmp_path):
 
 
 @pytest.mark.slow
+def test_the_benchmark_of_a_cluster_runs(tmp_path):
+    pytest.importorskip("ray")
+    out = tmp_path / "ray.json"
+    command = [sys.executable, "benchmarks/scale.py", "overhead", "--rows", "400", "--rounds", "1", "--out", str(out)]
+    done = subprocess.run(command, cwd=REPOSITORY, env=ALONE, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    _, found = read(out)
+    assert found["overhead, time"]["median"] > 0
+    assert found["overhead, CPU of all"]["median"] > 0
+    assert 0 < found["overhead, CPU of this process"]["median"] < 1000
+
+
+@pytest.mark.slow
 def test_a_part_that_does_not_exist_is_named():
     command = [sys.executable, "benchmarks/sync.py", "nothing"]
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)

@@ -8,11 +8,14 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from app.src.core.loading import EngineOptions, load_engine
+from app.src.scaling.cluster import _authenticate
 from app.src.service.wiring import EngineEmbedder
+from app.src.settings.model import ScaleSettings
 from hana_emulator.testing import Emulator
 from tests.adversity.scene import Scene
 
@@ -55,6 +58,15 @@ def start(scene: Scene, tmp_path: Path) -> Iterator[Start]:
         if process.poll() is None:
             process.kill()
         process.communicate()
+
+
+@pytest.fixture
+def ray() -> Any:
+    """Ray, imported as a cluster does it: Ray reads some variables only once in a process."""
+    _authenticate(ScaleSettings())
+    import ray
+
+    return ray
 
 
 @pytest.fixture

@@ -53,7 +53,7 @@ def test_a_stopped_sync_is_continued_by_the_next(scene: Scene, start: Start) -> 
     stopped = json.loads(out)[0]
     assert stopped["stopped"]
     code, out, errors = ended(start("sync", NAME, "--json", *ON_RAY, **ranges))
-    assert (code, errors) == (0, "") or "{" in errors
+    assert code == 0, errors
     report = json.loads(out)[0]
     assert 0 < report["upserted"] < scene.rows
     assert report["upserted"] + report["unchanged"] + report["empty"] == scene.rows

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
@@ -78,7 +79,7 @@ def test_a_worker_that_dies_costs_only_its_blocks(expected: np.ndarray) -> None:
 
 def test_errors_of_loading_are_the_workers_own() -> None:
     member = RayMember(LocalPlace(), Model(replace(MODEL.options, model="hash:3")))
-    with pytest.raises(ModelNotFound, match="hash:N"):
+    with pytest.raises(ModelNotFound, match=f"^{platform.node()}: .*hash:N"):
         member.load()
 
 
@@ -100,7 +101,7 @@ def test_errors_of_other_libraries_are_returned_as_ours(monkeypatch: pytest.Monk
     monkeypatch.setattr("app.src.scaling.worker.load_engine", broken)
     found = Worker().load(MODEL)
     assert type(found) is EngineError
-    assert str(found) == "ModuleNotFoundError in a worker: No module named 'torch'"
+    assert str(found) == f"{platform.node()}: ModuleNotFoundError in a worker: No module named 'torch'"
 
 
 def test_a_report_names_process_and_versions() -> None:

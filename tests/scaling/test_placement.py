@@ -92,8 +92,8 @@ def listening() -> Iterator[str]:
 @pytest.fixture
 def environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> pytest.MonkeyPatch:
     """Without a token, with the variables put back afterwards."""
-    for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_USAGE_STATS_ENABLED"):
-        monkeypatch.setenv(name, "")
+    for name in ("AUTH_MODE", "AUTH_TOKEN", "AUTH_TOKEN_PATH", "USAGE_STATS_ENABLED", "ENABLE_AUTO_CONNECT"):
+        monkeypatch.setenv(f"RAY_{name}", "")
     monkeypatch.setenv("HOME", str(tmp_path))
     return monkeypatch
 
@@ -131,7 +131,7 @@ def test_a_token_that_others_can_read_is_refused(
     assert os.environ["RAY_AUTH_TOKEN_PATH"] == str(file)
     assert "RAY_AUTH_TOKEN" not in os.environ
     assert os.environ["RAY_AUTH_MODE"] == "token"
-    assert os.environ["RAY_USAGE_STATS_ENABLED"] == "0"
+    assert os.environ["RAY_USAGE_STATS_ENABLED"] == os.environ["RAY_ENABLE_AUTO_CONNECT"] == "0"
 
 
 @pytest.mark.parametrize("address", ["HEAD", "ray://head:10001", "auto", "head:", "local:1/"])

@@ -1,76 +1,223 @@
-"""A place in the cluster whose workers do not start."""
+"""What a place of the cluster does when its workers answer, die or cannot start. The workers stand in for Ray's."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from app.src.core.backends import DeviceFailed, DeviceUnavailable, EngineClosed, EngineError
+from app.src.core.backends.folder import find_folder
+from app.src.core.loading import EngineOptions
+from app.src.core.memory import MemoryLimits
+from app.src.core.onnx_export.optimizer import calibrate
+from app.src.core.onnx_export.serving import GraphOptions
 from app.src.core.queue import WorkerDied
 from app.src.scaling import cluster
-from app.src.scaling.cluster import STARTS, RayPlace
+from app.src.scaling.cluster import STARTS, Cluster, RayPlace
+from app.src.scaling.worker import versions
+from app.src.settings.model import ScaleSettings
+from connector.errors import ConfigurationError, Unavailable
+from tests.core.conftest import make_tiny_folder
+from tests.core.test_int8 import needs_vnni
 
-ray = pytest.importorskip("ray")
+OPTIONS = EngineOptions(model="hash:64")
 
 
 class Handle:
-    """As Ray's of an actor. Its calls end when it is killed."""
+    """A worker whose calls the test answers, in order."""
 
-    def __init__(self, *, dead: bool) -> None:
-        self._answer: Future[Any] = Future()
-        if dead:
-            self.kill()
-
-    def kill(self) -> None:
-        self._answer.set_exception(ray.exceptions.ActorDiedError())
+    def __init__(self) -> None:
+        self.calls: list[Future[Any]] = []
 
     def __getattr__(self, method: str) -> Any:
-        return type("Method", (), {"remote": lambda *_: self})
+        def remote(*_: object) -> Any:
+            self.calls.append(Future())
+            return SimpleNamespace(future=lambda answer=self.calls[-1]: answer)
 
-    def future(self) -> Future[Any]:
-        return self._answer
+        return SimpleNamespace(remote=remote)
+
+
+class Workers(list[Handle]):
+    """The workers that were started."""
+
+    def __call__(self) -> Handle:
+        self.append(Handle())
+        return self[-1]
 
 
 @pytest.fixture
-def threads() -> Iterator[ThreadPoolExecutor]:
+def callbacks(ray: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[ThreadPoolExecutor]:
+    monkeypatch.setattr(ray, "kill", lambda worker: None)
     with ThreadPoolExecutor(1) as threads:
         yield threads
 
 
-@pytest.mark.proves(32)
-def test_workers_that_die_before_they_answer_are_given_up(threads: ThreadPoolExecutor) -> None:
+@pytest.fixture
+def unconnected(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
+    monkeypatch.setattr(cluster, "_connected", lambda *_: nullcontext())
+    cluster_of_one = Cluster(ScaleSettings(actors=1))
+    yield cluster_of_one
+    cluster_of_one.close()
+
+
+def settled(callbacks: ThreadPoolExecutor) -> None:
+    """Wait until the answers given so far have been handled."""
+    callbacks.submit(lambda: None).result(30)
+
+
+def test_a_dead_worker_is_replaced_and_its_cause_is_told(
+    ray: Any, callbacks: ThreadPoolExecutor, caplog: pytest.LogCaptureFixture
+) -> None:
+    workers = Workers()
+    place = RayPlace(workers, callbacks)
+    workers[0].calls[0].set_result({})
+    block = place.call("embed")
+    workers[0].calls[1].set_exception(ray.exceptions.OutOfMemoryError("a killed task\nthe node has 3 MB left"))
+    with pytest.raises(WorkerDied, match=r"OutOfMemoryError: the node has 3 MB left"):
+        block.result(30)
+    assert len(workers) == 2
+    assert "the node has 3 MB left" in caplog.text
+    assert (place.ready, place.deaths) == (False, 1)
+    place.close()
+
+
+def test_a_late_answer_of_a_dead_worker_counts_nothing(ray: Any, callbacks: ThreadPoolExecutor) -> None:
+    workers = Workers()
+    place = RayPlace(workers, callbacks)
+    late, block = place.call("embed"), place.call("embed")
+    workers[0].calls[2].set_exception(ray.exceptions.ActorDiedError())
+    with pytest.raises(WorkerDied):
+        block.result(30)
+    workers[0].calls[1].set_result("vectors")
+    assert late.result(30) == "vectors"
+    assert (place.ready, place.deaths) == (False, 1)
+    place.close()
+
+
+def test_a_place_whose_workers_do_not_start_fails_without_blaming_texts(
+    ray: Any, callbacks: ThreadPoolExecutor
+) -> None:
+    workers = Workers()
+    place = RayPlace(workers, callbacks)
+    for number in range(STARTS):
+        workers[number].calls[0].set_exception(ray.exceptions.ActorDiedError())
+        settled(callbacks)
+    assert len(workers) == STARTS
+    block = place.call("embed")
+    workers[-1].calls[-1].set_exception(ray.exceptions.ActorDiedError())
+    with pytest.raises(DeviceFailed, match="died before they answered, the last one of ActorDiedError"):
+        block.result(30)
+    place.close()
+
+
+def test_an_error_of_starting_another_worker_ends_the_call(ray: Any, callbacks: ThreadPoolExecutor) -> None:
+    handle = Handle()
+    started = iter([handle])
+    place = RayPlace(lambda: next(started), callbacks)
+    block = place.call("embed")
+    handle.calls[1].set_exception(ray.exceptions.ActorDiedError())
+    with pytest.raises(EngineError, match="StopIteration"):
+        block.result(30)
+    place.close()
+
+
+def test_a_closed_place_starts_no_worker(ray: Any, callbacks: ThreadPoolExecutor) -> None:
+    workers = Workers()
+    place = RayPlace(workers, callbacks)
+    block = place.call("embed")
+    place.close()
+    workers[0].calls[1].set_exception(ray.exceptions.ActorDiedError())
+    with pytest.raises(EngineClosed):
+        block.result(30)
+    assert len(workers) == 1
+
+
+def test_the_timer_of_a_start_ends_with_the_first_answer(callbacks: ThreadPoolExecutor) -> None:
+    before = set(threading.enumerate())
+    workers = Workers()
+    place = RayPlace(workers, callbacks)
+    timers = [thread for thread in set(threading.enumerate()) - before if isinstance(thread, threading.Timer)]
+    assert len(timers) == 1
+    workers[0].calls[0].set_result({})
+    timers[0].join(30)
+    assert not timers[0].is_alive()
+    assert place.ready
+
+
+@pytest.mark.parametrize("known", [{}, versions() | {"numpy": "1.0"}])
+def test_other_versions_are_refused_for_each_model(
+    ray: Any,
+    known: dict[str, str],
+    unconnected: Cluster,
+    callbacks: ThreadPoolExecutor,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A command syncs several collections with one cluster."""
     started: list[Handle] = []
 
-    def start() -> Handle:
-        started.append(Handle(dead=True))
-        return started[-1]
+    class Old(Handle):
+        def __getattr__(self, method: str) -> Any:
+            call = super().__getattr__(method)
 
-    place = RayPlace(start, threads)
-    while not place.failed:
-        with pytest.raises(WorkerDied):
-            place.call("load").result(10)
-    assert "died before they answered" in place.failed
-    assert len(started) == STARTS
-    with pytest.raises(WorkerDied, match="died before they answered"):
-        place.call("load").result(10)
+            def remote(*content: object) -> Any:
+                reference = call.remote(*content)
+                self.calls[-1].set_result({"host": "node-2", "versions": known})
+                return reference
+
+            return SimpleNamespace(remote=remote)
+
+    def start(*_: object) -> list[RayPlace]:
+        started.append(Old())
+        return [RayPlace(lambda: started[-1], callbacks)]
+
+    monkeypatch.setattr(ray, "nodes", lambda: [{"Alive": True, "Resources": {"CPU": 2.0}}])
+    monkeypatch.setattr(Cluster, "start", start)
+    for _ in range(2):
+        with pytest.raises(ConfigurationError, match="node node-2 of the Ray cluster has other versions"):
+            unconnected.engine(OPTIONS)
+    assert len(started) == 2
 
 
-@pytest.mark.proves(32)
-def test_a_worker_that_does_not_start_is_given_up(threads: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
-    handle, killed = Handle(dead=False), threading.Event()
+@needs_vnni
+def test_a_calibration_is_not_dropped_silently(
+    ray: Any, unconnected: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.src.core.backends.torch.linears.bf16_gain", lambda: 0.02)
+    monkeypatch.setattr(ray, "nodes", list)
+    folder = make_tiny_folder(tmp_path, find_folder("all-MiniLM-L6-v2"))
+    options, graphs = EngineOptions(str(folder), device="cpu"), GraphOptions(cache=tmp_path / "graphs")
+    with pytest.raises(ConfigurationError, match="no node"):
+        unconnected.engine(options, graphs)
+    texts = [f"pump {number} leaks at flange {number * 7 % 13}, valve {chr(97 + number % 26)}" for number in range(200)]
+    assert calibrate(options, graphs, MemoryLimits(), "materials", texts)["accepted"]
+    with pytest.raises(DeviceUnavailable, match=r'has a calibration.*precision = "fp32"'):
+        unconnected.engine(options, graphs)
+    with pytest.raises(ConfigurationError, match="no node"):
+        unconnected.engine(replace(options, precision="fp32"), graphs)
 
-    def kill(worker: Handle) -> None:
-        worker.kill()
-        killed.set()
 
-    monkeypatch.setattr(cluster, "START_SECONDS", 0.05)
-    monkeypatch.setattr(ray, "kill", kill)
-    place = RayPlace(lambda: handle, threads)
-    assert not place.ready
-    with pytest.raises(WorkerDied, match="no worker of the Ray cluster started"):
-        place.call("load").result(10)
-    assert killed.wait(10)
-    assert place.failed
+@pytest.mark.parametrize("error", [OSError("AF_UNIX path length cannot exceed 107 bytes"), TimeoutError("too slow")])
+def test_each_error_of_ray_at_the_start_is_ours(ray: Any, error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    def init(**_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(ray, "init", init)
+    with pytest.raises(Unavailable, match=f"cannot be used: {type(error).__name__}: {error}"):
+        Cluster(ScaleSettings())
+
+
+def test_a_long_path_of_the_usual_folder_is_not_used(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    long = tmp_path / ("d" * 100)
+    long.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(long))
+    assert cluster._folder() == "/tmp"
+    monkeypatch.setattr("tempfile.tempdir", "/var/tmp")
+    assert cluster._folder() == "/var/tmp"

@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from contextlib import nullcontext
 
-from tests.simulation.planted import PLANTED
+from tests.simulation.planted import FOCUS, PLANTED
 from tests.simulation.world import Violation, live
 
 parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=__doc__)
@@ -20,7 +20,7 @@ began, failed, steps, outcomes = time.process_time(), 0, 0, Counter[str]()
 with PLANTED[asked.planted]() if asked.planted else nullcontext():
     for seed in range(asked.seed, asked.seed + asked.seeds):
         try:
-            world = live(seed, tracing=asked.seeds == 1)
+            world = live(seed, tracing=asked.seeds == 1, focus=FOCUS.get(asked.planted))
         except Violation as violation:
             failed += 1
             print(violation)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
+from connector.model import Lease
 from tests.simulation.primitives import EPOCH
 from tests.simulation.scheduler import Process, Queue, Scheduler
 
@@ -63,7 +64,7 @@ class Result:
 class Statement:
     sql: str
     rows: Sequence[Sequence[Any]]
-    claim: int | None = None
+    claim: Lease | None = None
     at: float = 0.0  # the server's time when it first ran
 
 
@@ -157,8 +158,11 @@ class Server:
         return [given.index(name) for (name,) in key if name in given]
 
     def release(self, session: Session) -> None:
-        self.locks = {key: holder for key, holder in self.locks.items() if holder is not session}
-        self.sim.wake(self.unlocked)
+        held = [key for key, holder in self.locks.items() if holder is session]
+        for key in held:
+            del self.locks[key]
+        if held:
+            self.sim.wake(self.unlocked)
 
     def deadlocked(self, session: Session) -> bool:
         seen, holder = {session}, session.waits_for

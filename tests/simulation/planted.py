@@ -13,6 +13,7 @@ from connector.stores.hana.store import HanaStore
 from connector.sync import reconcile
 from connector.sync.feeds import full
 from connector.sync.feeds.feed import Batches
+from tests.simulation.database import Faults
 
 Planted = Callable[[], AbstractContextManager[Any]]
 
@@ -119,6 +120,18 @@ def range_lost() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def parts_kept() -> Iterator[None]:
+    """A worker of a key range that was taken for lost may write while the driver does."""
+    split = HanaStore.split_lease
+
+    def planted(self: HanaStore, lease: Lease, count: int) -> list[Lease]:
+        return split(self, lease, count) if count else []
+
+    with patch.object(HanaStore, "split_lease", planted):
+        yield
+
+
 PLANTED: Mapping[str, Planted] = {
     planted.__name__: planted
     for planted in (
@@ -129,5 +142,22 @@ PLANTED: Mapping[str, Planted] = {
         retry_not_idempotent,
         epoch_kept,
         range_lost,
+        parts_kept,
     )
 }
+
+FOCUS: Mapping[str, Mapping[str, Any]] = {
+    "log_emptied_before_commit": {"way": "log", "synced": True},
+    "retry_not_idempotent": {"faults": Faults(reply_lost=0.1)},
+    "late_writer_accepted": {"workers": 3, "actions": ("change", "pause", "jump")},
+    "parts_kept": {
+        "way": "full",
+        "spread": 3,
+        "page_rows": 1,
+        "events": 40,
+        "calm": 20,
+        "actions": ("change", "presume"),
+        "faults": Faults(slow=0.05, slow_seconds=10.0),
+    },
+}
+"""What a seed must hold for some of the bugs to show often."""

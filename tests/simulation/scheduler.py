@@ -18,6 +18,7 @@ from typing import Any
 
 from greenlet import getcurrent, greenlet
 
+from connector.model import Lease
 from tests.simulation import primitives
 
 YIELDS = 0.15  # share of uncontended locks at which another greenlet may run
@@ -53,7 +54,7 @@ class Task:
         self.woken = self.done = False
         self.ended: Queue = []
         self.locals: dict[tuple[int, str], Any] = {}
-        self.claim: int | None = None  # the epoch of the lease under which it writes
+        self.claim: Lease | None = None  # the lease under which it writes
 
 
 class Scheduler:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.simulation.planted import PLANTED
+from tests.simulation.planted import FOCUS, PLANTED
 from tests.simulation.world import Violation, live
 
 SEEDS, EACH = 300, 50
@@ -32,7 +32,7 @@ def test_no_seed_of_many_violates_a_rule(first: int) -> None:
 def test_a_planted_bug_is_found(bug: str) -> None:
     def live_all() -> None:
         for seed in range(ENOUGH):
-            live(seed)
+            live(seed, focus=FOCUS.get(bug))
 
     with PLANTED[bug](), pytest.raises(Violation, match=r"replay: .* -m tests.simulation \d+"):
         live_all()

@@ -7,13 +7,15 @@ from __future__ import annotations
 import json
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import lru_cache
 from hashlib import blake2b
 from itertools import pairwise
-from typing import TypeVar
+from typing import Any, TypeVar
 from unittest.mock import patch
 
 import numpy as np
@@ -37,6 +39,7 @@ from connector.model import (
     Vectors,
 )
 from connector.stores.hana.store import HanaStore
+from connector.sync import ranges
 from connector.sync.feeds import full
 from connector.sync.run import Ends, Stop, SyncOptions, SyncReport, never, sync
 from connector.sync.verify import verify
@@ -44,6 +47,7 @@ from tests.contracts.changing import WAYS, MemorySource, MemoryTable
 from tests.proof.invariants import Wanted, accounted
 from tests.simulation.database import SCHEMA, Faults, Server, Statement
 from tests.simulation.scheduler import Process, Scheduler, Stuck
+from tests.simulation.workers import Spread, waiting
 
 T = TypeVar("T")
 NAME = "c"
@@ -179,7 +183,7 @@ class Store(HanaStore):
 
     def apply(self, lease: Lease, changes: ChangeSet) -> None:
         task = self._world.sim.current
-        task.claim = lease.epoch
+        task.claim = lease
         self._world.judge.tried.update(row.id for row in changes.quarantined)
         try:
             super().apply(lease, changes)
@@ -229,17 +233,23 @@ class Judge:
         (claim,) = claims
         db = self._world.server.db
         ((epoch, owner),) = db.execute('SELECT "LEASE_EPOCH", "LEASE_OWNER" FROM "OWL_STATE"').fetchall()
-        if epoch != claim and any('"LEASE_UNTIL"' not in statement.sql for statement in statements):
+        ended = claim.part is not None and (epoch, owner) == (
+            claim.epoch + 1,
+            None,
+        )  # the next owner waits for the part
+        if epoch != claim.epoch and not ended:
             self._world.sim.say("; ".join(f"{statement.sql} {statement.rows}"[:150] for statement in statements))
-            raise Violation(f"{process.name} wrote under epoch {claim}, and epoch {epoch} ({owner}) holds the lease")
+            raise Violation(
+                f"{process.name} wrote under epoch {claim.epoch}, and epoch {epoch} ({owner}) holds the lease"
+            )
         stored = self.stored()
         for id_, wanted in stored.items():
             if all(version != wanted for _, version in self.history.get(id_, ())):
                 raise Violation(f"{id_} is stored as something it never was: {wanted}")
         if any('"LAST_SYNC"' in statement.sql for statement in statements):
-            self._world.sim.say(f"checkpoint under epoch {claim}")
+            self._world.sim.say(f"checkpoint under epoch {claim.epoch}")
             if self._world.plan.max_deletes == 1.0 and self._world.plan.way != "watermark":
-                self.reached(stored, self.began[claim])
+                self.reached(stored, self.began[claim.epoch])
 
     def stored(self) -> dict[str, Wanted]:
         """Return what is stored. Raises Violation for a torn document or a wrong vector."""
@@ -315,13 +325,17 @@ class Plan:
     readers: int
     max_deletes: float
     full: float
+    spread: int  # workers of key ranges; 0: none
 
     @classmethod
     def draw(cls, chance: random.Random) -> Plan:
         def rate(most: float) -> float:
             return chance.uniform(0, most) if chance.random() < 0.5 else 0.0
 
-        harm = [name for name in ("kill", "pause", "cut_off", "jump") if chance.random() < 0.6]
+        way = chance.choice((*sorted(WAYS), "log"))
+        spread = chance.choice((0, 2, 3)) if way == "full" else 0
+        harm = ["presume", "presume"] if spread else []
+        harm += [name for name in ("kill", "pause", "cut_off", "jump") if chance.random() < 0.6]
         faults = Faults(
             slow=rate(0.03),
             lost=rate(0.01),
@@ -331,7 +345,7 @@ class Plan:
             refused=rate(0.1),
         )
         return cls(
-            way=(way := chance.choice((*sorted(WAYS), "log"))),
+            way=way,
             synced=chance.random() < (0.2 if way == "full" else 0.8),
             rows=chance.randint(3, 9),
             workers=chance.choice((1, 2, 2, 2, 3)),
@@ -345,6 +359,7 @@ class Plan:
             readers=chance.randint(1, 3),
             max_deletes=chance.choice((1.0, 1.0, 1.0, 0.3)),
             full=chance.choice((0.0, 0.3)),
+            spread=spread,
         )
 
 
@@ -354,18 +369,20 @@ class World:
 
     seed: int
     tracing: bool = False
+    focus: Mapping[str, Any] = field(default_factory=dict)  # values for fields of the plan
     reports: list[SyncReport] = field(default_factory=list)
     outcomes: Counter[str] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
         self.chance = random.Random(self.seed)
-        self.plan = Plan.draw(self.chance)
+        self.plan = replace(Plan.draw(self.chance), **self.focus)
         self.sim = Scheduler(self.chance, tracing=self.tracing)
         self.server = Server(self.sim, self.plan.faults)
         self.table = MemoryTable()
         self.judge = Judge(self)
         self.server.committed = self.judge.committed
-        self.workers: list[Process] = []
+        self.victims: list[Process] = []
+        self.running: list[tuple[Future[SyncReport], Process, Callable[[], None]]] = []  # ranges, and how to lose them
         self._next_key = self.plan.rows
         self._events = self.plan.events
         self._next_event = 0
@@ -378,7 +395,8 @@ class World:
 
     def run(self) -> None:
         """Live the seed. Raises Violation or Stuck."""
-        with self.sim.patched(), patch.object(full, "ROWS_PER_READER", 2):
+        few = patch.object(full, "ROWS_PER_READER", 2), patch.object(ranges, "STOP_SECONDS", 2.0)
+        with self.sim.patched(), few[0], few[1], patch.object(ranges, "wait", waiting(self.sim)):
             failpoints.arm(lambda name: self.sim.step_aside())
             try:
                 for key in range(self.plan.rows):
@@ -448,7 +466,7 @@ class World:
     def _start(self, name: str, runs: int) -> None:
         chance = self.chance
         process = Process(name, skew=chance.choice((0.0, 0.0, -3600.0, 90.0)), rate=chance.uniform(0.9, 1.1))
-        self.workers.append(process)
+        self.victims.append(process)
 
         def work() -> None:
             nonlocal runs
@@ -460,7 +478,7 @@ class World:
             self._ended += 1
 
         def died() -> None:
-            self.workers.remove(process)
+            self.victims.remove(process)
             self._start(f"{name}'", max(1, runs))
 
         process.on_death.append(died)
@@ -482,7 +500,8 @@ class World:
                 self.sim.say("verify and repair")
                 verify(self._spec(), ends, repair=True, options=options)
             else:
-                self._sync(ends, options, stop=lambda: chance.random() < 0.03)
+                with Spread(self, process, plan.spread) if plan.spread else nullcontext() as spread:
+                    self._sync(ends, options, lambda: chance.random() < 0.03, spread)
         except Exception as error:
             self.expected(error)
 
@@ -492,9 +511,9 @@ class World:
             raise error
         self.outcomes[type(error).__name__] += 1
 
-    def _sync(self, ends: Ends, options: SyncOptions, stop: Stop = never) -> SyncReport:
+    def _sync(self, ends: Ends, options: SyncOptions, stop: Stop = never, spread: Spread | None = None) -> SyncReport:
         self.sim.say("sync")
-        report = sync(self._spec(), ends, options, stop=stop)
+        report = sync(self._spec(), ends, options, stop=stop, workers=spread)
         self.sim.say(f"{report}")
         self.outcomes["ended"] += 1
         if wrong := list(accounted(report.as_dict())):
@@ -509,8 +528,8 @@ class World:
         self._events -= 1
         self._next_event = self.sim.steps + self.chance.randint(1, self.plan.calm)
         action = self.chance.choice(self.plan.actions)
-        holders = [process for process in self.workers if process.name == self.judge.holder]
-        process = self.chance.choice(holders if holders and self.chance.random() < 0.7 else self.workers)
+        holders = [process for process in self.victims if process.name.startswith(self.judge.holder)]
+        process = self.chance.choice(holders if holders and self.chance.random() < 0.7 else self.victims)
         seconds = self.chance.choice((3.0, 33.0, 45.0, 100.0))
         self.outcomes[action] += 1
         match action:
@@ -527,8 +546,19 @@ class World:
             case "jump":
                 self.server.clock += self.chance.choice((-20.0, 20.0, 40.0))
                 self.sim.say(f"the clock of the server is now {self.server.clock:+g} s")
+            case "presume":
+                self._presume()
             case _:
                 raise ValueError(action)
+
+    def _presume(self) -> None:
+        """Take a worker for lost, which goes on, now or later."""
+        running = [(process, lose) for future, process, lose in self.running if not future.done()]
+        if running:
+            process, lose = self.chance.choice(running)
+            self.sim.say(f"{process.name} is taken for lost")
+            process.paused_until = self.sim.now + self.chance.choice((0.0, 0.5, 2.0, 5.0, 10.0))
+            lose()
 
     def _change(self) -> None:
         rows, chance = self.table.rows, self.chance
@@ -555,9 +585,9 @@ class World:
         self.table.put(key, text, self.source_time(), f"G{chance.randrange(3)}")
 
 
-def live(seed: int, *, tracing: bool = False) -> World:
+def live(seed: int, *, tracing: bool = False, focus: Mapping[str, Any] | None = None) -> World:
     """Live a seed. Raises Violation with the command that replays it."""
-    world = World(seed, tracing)
+    world = World(seed, tracing, focus or {})
     try:
         world.run()
     except Exception as error:

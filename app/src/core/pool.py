@@ -20,8 +20,8 @@ from .engine import Device, EmbeddingEngine, Engine, divided, strings
 from .queue import SMALL_SHARE, WINDOW, EngineOverloaded, EngineStats, Lane, Watcher, WorkerDied
 
 # A large call is divided into parts, but not below the share of a batch from which a request counts as bulk work.
-# Several parts for each device even out devices of different speed; IN_FLIGHT of a call wait at each. A part of a very
-# large call fills the window of texts that a queue sorts by length.
+# PARTS for each device even out devices of different speed; IN_FLIGHT of a call wait at each. A part of a very large
+# call fills the window of texts that a queue sorts by length.
 PARTS, IN_FLIGHT = 4, 2
 CHARACTERS = 4  # of a token, about
 # A part that killed DEATHS members is halved until the texts that do it are found. More than ROUNDS deaths in one call,
@@ -89,9 +89,10 @@ class EnginePool(Engine):
     kills members while they compute nothing else has no vector (NonFinite).
     """
 
-    def __init__(self, first: EmbeddingEngine, members: Sequence[Member]) -> None:
+    def __init__(self, first: EmbeddingEngine, members: Sequence[Member], parts: int = PARTS) -> None:
         """`first` counts, splits and describes the model. It may be a member, or an engine without weights. The pool
-        closes both. Raises DeviceUnavailable if a member's fingerprint differs from that of `first`."""
+        closes both. `parts`: of a large call for each member. Raises DeviceUnavailable if a member's fingerprint
+        differs from that of `first`."""
         for number, member in enumerate(members, 1):
             if member.fingerprint != first.fingerprint:
                 raise DeviceUnavailable(
@@ -101,6 +102,7 @@ class EnginePool(Engine):
                 )
         self._members = tuple(members)
         self._first = first
+        self._parts_each = parts
         for name in Engine.__annotations__:
             setattr(self, name, getattr(members[0] if name in Device.__annotations__ else first, name))
         self._changed = threading.Condition()
@@ -225,7 +227,7 @@ class EnginePool(Engine):
         """Return the start and end of each part of a call."""
         total, batch = sum(map(len, texts)), CHARACTERS * self._working()[0].planned_tokens
         least = int(SMALL_SHARE * batch)
-        each = min(max(least, -(-total // (PARTS * len(self._working())))), WINDOW * batch)
+        each = min(max(least, -(-total // (self._parts_each * len(self._working())))), WINDOW * batch)
         return divided(texts, each, least=each) if total >= 2 * least else [(0, len(texts))][: len(texts)]
 
     # -- members

@@ -10,21 +10,22 @@ import logging
 import os
 import secrets
 import shutil
-import signal
 import socket
 import stat
-import subprocess
 import tempfile
+import textwrap
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from app.src.core.backends import DeviceUnavailable, EngineClosed, EngineError
-from app.src.core.loading import EngineOptions, load_tokenizer_engine
+from app.src.core.backends import DeviceFailed, DeviceUnavailable, EngineClosed, EngineError, ModelUnsupported
+from app.src.core.calibration import CpuCalibration
+from app.src.core.loading import EngineOptions, load_tokenizer_engine, uses_calibration
 from app.src.core.pool import EnginePool
 from app.src.core.queue import WorkerDied
 from app.src.scaling.member import RayMember
@@ -32,15 +33,24 @@ from app.src.scaling.worker import Model, Worker, versions
 from app.src.settings.model import ScaleSettings
 from connector.errors import ConfigurationError, Unavailable
 from connector.extras import install_command
+from connector.processors import processors
+
+if TYPE_CHECKING:
+    from app.src.core.onnx_export.serving import GraphOptions
 
 _log = logging.getLogger(__name__)
 
 START_SECONDS = 300.0  # for a worker to start, on a loaded machine too
-CONNECT_SECONDS = CLOSE_SECONDS = 10.0
+CONNECT_SECONDS = 10.0
+# Blocks of a large call for each worker. A block costs this process about 2 ms; windows at once even out workers.
+BLOCKS = 2
 STARTS = 3  # of workers in one place that die before they answer
 OBJECT_STORE = 256 << 20  # bytes of shared memory; blocks and their vectors are freed when read
 LEAST_STORE = 75 << 20  # Ray's minimum
 SHARED_MEMORY = Path("/dev/shm")  # nosec B108 # its size is read, nothing is written
+SHORT_FOLDER = "/tmp"  # nosec B108 # for a folder that only its owner can open
+ROOM_OF_SOCKETS = 87  # bytes of 107 that Ray and our folder add to the path of a socket
+CAUSE = 300  # characters of an error of Ray in ours
 DEFAULT_TOKEN = Path("~/.ray/auth_token")
 
 
@@ -49,7 +59,8 @@ DEFAULT_TOKEN = Path("~/.ray/auth_token")
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """How many workers there are and how many at most on a node; what each has: CPU threads, share of a GPU or 0."""
+    """How many workers there are, and on a node: their average, rounded up. What each has: CPU threads, share of a GPU
+    or 0."""
 
     workers: int
     on_node: int
@@ -124,46 +135,69 @@ class RayPlace:
         return answer
 
     def close(self) -> None:
-        self._closed = True
+        """End the worker; none takes its place."""
+        import ray
+
+        with self._lock:
+            self._closed = True
+            self._timer.cancel()
+            ray.kill(self._worker)
 
     def _started(self) -> Any:
         worker = self._start()
-        timer = threading.Timer(START_SECONDS, self._give_up, [worker])
-        timer.daemon = True
-        timer.start()
+        self._timer = threading.Timer(START_SECONDS, self._give_up, [worker])
+        self._timer.daemon = True
+        self._timer.start()
         return worker
 
     def _answered(self, worker: Any, answer: Future[Any], found: Future[Any]) -> None:
-        from ray.exceptions import RayError, RayTaskError
-
-        error = found.exception()
-        if error is None:
-            self.ready, self.deaths = self.ready or worker is self._worker, 0
-        elif isinstance(error, RayTaskError):  # it could not be pickled
-            error = EngineError(f"a worker of the cluster: {type(error.cause).__name__}")
-        elif isinstance(error, RayError):
-            self._replace(worker)
-            died = f"a worker of the Ray cluster has died ({type(error).__name__})"
-            error = EngineClosed("the Ray cluster is closed") if self._closed else WorkerDied(self.failed or died)
+        try:
+            error = self._error(worker, found)
+        except Exception as unexpected:  # such as one of starting another worker
+            error = EngineError(f"a worker of the Ray cluster: {_cause(unexpected)}")
         if answer.set_running_or_notify_cancel():
             if error is None:
                 answer.set_result(found.result())
             else:
                 answer.set_exception(error)
 
-    def _replace(self, worker: Any) -> None:
+    def _error(self, worker: Any, found: Future[Any]) -> BaseException | None:
+        """Return the error of a call; note that the worker lives, or start another one in its place."""
+        from ray.exceptions import RayError, RayTaskError
+
+        error = found.exception()
+        if error is None:
+            with self._lock:
+                if worker is self._worker:
+                    self.ready, self.deaths = True, 0
+                    self._timer.cancel()
+            return None
+        if isinstance(error, RayTaskError):  # it could not be pickled
+            return EngineError(f"a worker of the Ray cluster: {_cause(error.cause)}")
+        if not isinstance(error, RayError):
+            return error
+        self._replace(worker, _cause(error))
+        if self._closed:
+            return EngineClosed("the Ray cluster is closed")
+        if self.failed:  # it may never have begun this call
+            return DeviceFailed(self.failed)
+        return WorkerDied(f"a worker of the Ray cluster has died ({_cause(error)})")
+
+    def _replace(self, worker: Any, cause: str) -> None:
         """Start another worker in place of this one, which died."""
         with self._lock:
             if worker is not self._worker or self._closed or self.failed:
                 return
+            self._timer.cancel()
             self.deaths += 1
             if not self.ready and self.deaths >= STARTS:
                 self.failed = (
-                    f"{STARTS} workers of the Ray cluster died before they answered; see the logs of its nodes"
+                    f"{STARTS} workers of the Ray cluster died before they answered, the last one of {cause}; see the "
+                    "logs of its nodes"
                 )
                 return
             self.ready = False
-            _log.warning("a worker of the Ray cluster has died; another one takes its place")
+            _log.warning("a worker of the Ray cluster has died (%s); another one takes its place", cause)
             self._worker = self._started()
         self.call("report")  # its answer tells a worker that died of a block from one that cannot start
 
@@ -175,6 +209,12 @@ class RayPlace:
                 return
             self.failed = f"no worker of the Ray cluster started within {START_SECONDS:.0f} s"
         ray.kill(worker)  # its calls fail
+
+
+def _cause(error: BaseException) -> str:
+    """Return the name of an error and the last line of its message, where Ray puts the reason."""
+    last = str(error).strip().rpartition("\n")[2]
+    return textwrap.shorten(f"{type(error).__name__}: {last}" if last else type(error).__name__, CAUSE)
 
 
 # ----------------------------------------------------------------------------------------------------------- cluster
@@ -194,7 +234,7 @@ class Cluster:
             held.callback(self._close_places)
             self._held = held.pop_all()
 
-    def engine(self, options: EngineOptions, onnx: Any = None) -> EnginePool:
+    def engine(self, options: EngineOptions, onnx: GraphOptions | None = None) -> EnginePool:
         """Load a model on all workers, as one engine. Raises EngineError, ConfigurationError."""
         import ray
 
@@ -202,6 +242,11 @@ class Cluster:
             raise DeviceUnavailable(
                 "a Ray cluster computes in a float precision: choose another [embedding] precision, switch [tensorrt] "
                 "enabled off, or use --scale off"
+            )
+        if onnx is not None and _calibrated(options, onnx):
+            raise DeviceUnavailable(
+                f"{options.model} has a calibration for int8, which a Ray cluster does not compute: use --scale off, "
+                'or set [embedding] precision = "fp32", with which the collection is embedded again'
             )
         device = "cpu" if options.model.startswith("hash:") else str(options.device)
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
@@ -211,24 +256,36 @@ class Cluster:
         members = [RayMember(each, model) for each in self._places]
         for member in members:  # they load at the same time
             member.load()
-        return EnginePool(load_tokenizer_engine(options, members[0].dimension), members)
+        return EnginePool(load_tokenizer_engine(options, members[0].dimension), members, BLOCKS)
 
     def reports(self) -> list[dict[str, Any]]:
         """Return what each worker reports of its process."""
-        return [place.call("report").result() for place in self._places]
+        return _reports(self._places)
 
     def _fill(self, place: Placement) -> None:
-        """Start the workers, once, and compare their versions. Raises ConfigurationError."""
+        """Start the workers, once, and compare their versions. Raises ConfigurationError, Unavailable."""
         if self._places:
             return
-        self._places = self.start(place)
+        places = self.start(place)
         try:
-            reports = self.reports()
-        except EngineError as error:  # GCS ends them when it cannot reach this process without a token
-            raise Unavailable(
-                f"{error}; if the Ray cluster at {self._scale.address} runs without authentication, start it with "
-                "RAY_AUTH_MODE=token (docs/scale.md), else see the logs of its nodes"
-            ) from error
+            self._compare(places)
+        except BaseException:
+            for each in places:
+                each.close()
+            raise
+        self._places = places
+
+    def _compare(self, places: Sequence[RayPlace]) -> None:
+        try:
+            reports = _reports(places)
+        except EngineError as error:
+            hint = "see the logs of its nodes"
+            if self._scale.address != "local":  # GCS ends workers when it cannot reach this process without a token
+                hint = (
+                    f"if the Ray cluster at {self._scale.address} runs without authentication, start it with "
+                    f"RAY_AUTH_MODE=token (docs/scale.md), else {hint}"
+                )
+            raise Unavailable(f"{error}; {hint}") from error
         for report in reports:
             if differing := different(versions(), report["versions"]):
                 raise ConfigurationError(
@@ -244,6 +301,7 @@ class Cluster:
         remote = ray.remote(self._worker).options(
             num_cpus=place.threads,
             num_gpus=place.gpus,
+            scheduling_strategy="SPREAD",
             max_restarts=0,
             max_task_retries=0,
             max_concurrency=self._scale.in_flight + 1,  # one for short calls beside the blocks, or beside a key range
@@ -256,6 +314,20 @@ class Cluster:
 
     def close(self) -> None:
         self._held.close()
+
+
+def _calibrated(options: EngineOptions, onnx: GraphOptions) -> bool:
+    """Return whether this process would compute the model in int8 by an accepted calibration."""
+    if not (onnx.cache.is_dir() and uses_calibration(options, onnx)):
+        return False
+    try:
+        return CpuCalibration(options, onnx.cache).current() is not None
+    except (DeviceUnavailable, ModelUnsupported):
+        return False
+
+
+def _reports(places: Sequence[RayPlace]) -> list[dict[str, Any]]:
+    return [answer.result() for answer in [place.call("report") for place in places]]
 
 
 def different(ours: Mapping[str, str], theirs: Mapping[str, str]) -> str:
@@ -274,9 +346,11 @@ def _connected(scale: ScaleSettings, gpus: int | None) -> Iterator[None]:
     with ExitStack() as held:
         given: dict[str, Any] = {}
         if local:
-            # Ray opens its folder to all users, so it is inside one that is closed. A socket's path has 107 bytes.
-            folder = held.enter_context(tempfile.TemporaryDirectory(prefix="owl-ray-", ignore_cleanup_errors=True))
-            given = {"_temp_dir": f"{folder}/r", "num_cpus": max(scale.actors, os.cpu_count() or 1), "num_gpus": gpus}
+            # Ray opens its folder to all users, so it is inside one that is closed.
+            folder = held.enter_context(
+                tempfile.TemporaryDirectory(prefix="owl-ray-", dir=_folder(), ignore_cleanup_errors=True)
+            )
+            given = {"_temp_dir": f"{folder}/r", "num_cpus": max(scale.actors, processors()), "num_gpus": gpus}
             given |= {"object_store_memory": _object_store(), "include_dashboard": False}
         else:
             _check_reachable(scale.address)
@@ -290,33 +364,22 @@ def _connected(scale: ScaleSettings, gpus: int | None) -> Iterator[None]:
 
         # Ray would print deaths of workers to stdout, which is for data; RayPlace logs them. A test finds a new name.
         ray._private.worker.print_to_stdstream = lambda *_, **__: None
-        before, stopped = signal.getsignal(signal.SIGTERM), False
+        # In the main thread Ray would replace the handler of SIGTERM. The thread that starts a local cluster must live
+        # as long: Linux ends the cluster's processes when it ends.
+        thread = held.enter_context(ThreadPoolExecutor(1, "owl-sap-ray"))
+        held.callback(lambda: thread.submit(ray.shutdown).result())
+        start = partial(ray.init, address=scale.address, log_to_driver=False, logging_level=logging.ERROR, **given)
         try:  # never without an address: Ray would look for the address of a cluster that may be gone
-            ray.init(address=scale.address, log_to_driver=False, logging_level=logging.ERROR, **given)
-        except SystemExit:  # Ray's handler of SIGTERM
-            stopped = True
-        except (RuntimeError, ValueError, ConnectionError, ray.exceptions.RayError) as error:
-            raise Unavailable(f"the Ray cluster at {scale.address} cannot be used: {error}") from error
-        finally:
-            if threading.current_thread() is threading.main_thread():
-                signal.signal(signal.SIGTERM, before)  # Ray has replaced it
-        if stopped:
-            signal.raise_signal(signal.SIGTERM)
-            raise Unavailable("stopped while Ray was starting")
-        held.callback(_shut_down)
+            thread.submit(start).result()
+        except Exception as error:  # Ray raises many kinds
+            raise Unavailable(f"the Ray cluster at {scale.address} cannot be used: {_cause(error)}") from error
         yield
 
 
-def _shut_down() -> None:
-    """End a local cluster, or leave another one. Wait for processes that would still write to the folder."""
-    import ray
-
-    node = ray._private.worker._global_node
-    started = [] if node is None else [each.process for found in node.all_processes.values() for each in found]
-    ray.shutdown()
-    for process in started:
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(CLOSE_SECONDS)
+def _folder() -> str:
+    """Return where to put a local cluster's folder, so that the paths of its sockets have at most 107 bytes."""
+    usual = tempfile.gettempdir()
+    return usual if len(os.fsencode(usual)) + ROOM_OF_SOCKETS <= 107 else SHORT_FOLDER
 
 
 def _object_store() -> int:
@@ -346,6 +409,7 @@ def _authenticate(scale: ScaleSettings) -> None:
     ConfigurationError for a missing token, or one that other users can read."""
     environment = os.environ  # noqa: TID251 # nosemgrep: owl-environment - Ray takes these from nowhere else
     environment["RAY_USAGE_STATS_ENABLED"] = "0"
+    environment["RAY_ENABLE_AUTO_CONNECT"] = "0"  # else a call after the end would start another cluster
     environment["RAY_AUTH_MODE"] = "token"
     if scale.address == "local":
         environment.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))

@@ -98,7 +98,9 @@ class Worker:
         try:
             engine = self.engine(model)
         except Exception as error:
-            return _of_engine(error)
+            found = _of_engine(error)
+            found.args = (f"{platform.node()}: {found}",)
+            return found
         return Loaded(**{name: getattr(engine, name) for name in Loaded.__annotations__})
 
     def embed(self, model: Model, block: Block) -> Answer | EngineError:

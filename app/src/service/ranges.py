@@ -10,6 +10,7 @@ from functools import cache, partial
 from pathlib import Path
 from queue import SimpleQueue
 
+from app.src.core.backends import DeviceFailed
 from app.src.core.engine import Device
 from app.src.core.queue import WorkerDied
 from app.src.scaling.member import RayMember
@@ -79,11 +80,14 @@ class RangeWorkers:
 
     def _answered(self, member: RayMember, future: Future[SyncReport], found: Future[SyncReport | Exception]) -> None:
         self._idle.put(member)
-        content = found.exception() or found.result()
+        lost = found.exception()
+        content = lost or found.result()
         if isinstance(content, SyncReport):
             future.set_result(content)
+        elif isinstance(lost, WorkerDied | DeviceFailed):
+            future.set_exception(WorkerLost(str(lost)))
         else:
-            future.set_exception(WorkerLost(str(content)) if isinstance(content, WorkerDied) else content)
+            future.set_exception(content)
 
     def stop(self) -> None:
         for member in self._members:
