@@ -96,6 +96,18 @@ def test_options_that_contradict_each_other_are_refused(start: Start) -> None:
     assert (code, "--scale off with --serve" in errors) == (2, True)
 
 
+def test_a_command_ends_while_ray_starts(start: Start, short_folder: Path) -> None:
+    process = start("scale", "check", "--actors", "1", TMPDIR=str(short_folder))
+    deadline = time.monotonic() + 120
+    while not list(short_folder.glob("owl-ray-*/r/session_*/sockets")):  # made by ray.init, which then takes seconds
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    code, out, _ = ended(process)
+    assert (code, out) == (143, "")
+
+
 @contextmanager
 def node(folder: Path, *arguments: str, **variables: str) -> Iterator[Callable[[], None]]:
     """A node of a cluster in a process group of its own. Yields what kills it."""

@@ -191,7 +191,8 @@ class Journal:
             kept = now - options.keep_days * 86_400, number - options.keep_jobs
             sql = f'DELETE FROM {tables.events} WHERE "JOB" IN (SELECT "NUMBER" FROM {tables.jobs} WHERE {old})'
             session.execute(sql, kept)
-            session.execute(f"DELETE FROM {tables.jobs} WHERE {old}", kept)
+            sql = f"DELETE FROM {tables.jobs} WHERE {old}"
+            session.execute(sql, kept)
             sql = f'SELECT "ID", "KIND" FROM {tables.jobs} WHERE "COLLECTION" = ? AND {UNFINISHED}'
             for other, its_kind in session.query(sql, (collection,)):
                 raise JobRunning(collection, other, its_kind)
@@ -451,7 +452,8 @@ class Journal:
         def change(session: Session) -> None:
             found = session.query(f'SELECT "SCHEDULE" FROM {turns} WHERE "COLLECTION" = ?', (collection,))
             if schedule is None:
-                session.execute(f'DELETE FROM {turns} WHERE "COLLECTION" = ?', (collection,))
+                sql = f'DELETE FROM {turns} WHERE "COLLECTION" = ?'
+                session.execute(sql, (collection,))
             elif not found:
                 sql = f'INSERT INTO {turns} ("COLLECTION", "SCHEDULE", "SINCE") VALUES (?, ?, ?)'
                 session.execute(sql, (collection, schedule, now))

@@ -92,9 +92,10 @@ class StoreRecords:
     def write(self, work: Callable[[Session], T]) -> T:
         """Run `work` while no other process writes: it holds a lock on the table of jobs, which readers ignore."""
         self.open()
+        lock = f"LOCK TABLE {self.jobs} IN EXCLUSIVE MODE"
 
         def alone(session: Session) -> T:
-            session.execute(f"LOCK TABLE {self.jobs} IN EXCLUSIVE MODE", doing=_DOING)
+            session.execute(lock, doing=_DOING)
             return work(session)
 
         try:
