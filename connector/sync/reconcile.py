@@ -146,11 +146,13 @@ class Run:
             ids, rows = self._changed(ids, rows, index, positions)
         if batch.load is None:
             report.loaded += len(batch.rows)
-        elif ids:  # read these rows whole; a row deleted since its token was read counts as superseded
+        elif ids:  # read these rows whole; a row deleted since its token was read counts as superseded, and as unseen
             with self._clock("read", len(ids)):
                 found = batch.load(keys_of(rows))
             asked = set(ids)
             loaded = {id_: row for row in found if (id_ := document_id(row.key)) in asked}
+            lost = index.positions([id_ for id_ in ids if id_ not in loaded])
+            index.seen[lost[lost >= 0]] = False
             report.superseded += len(ids) - len(loaded)
             report.loaded += len(loaded)
             ids, rows = list(loaded), list(loaded.values())

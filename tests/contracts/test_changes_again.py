@@ -184,3 +184,19 @@ def test_a_row_that_is_changed_back_after_its_token_was_read(synced, monkeypatch
     table.put(0, "A", second(62))
     synced.sync()
     synced.agrees()
+
+
+@pytest.mark.parametrize("way", ["hash", "rowid"])
+def test_a_row_that_is_deleted_after_its_token_was_read(synced, monkeypatch, way):
+    synced.sync(way)
+    synced.table.put(3, "valve 3", second(60))
+    load = MemorySource.rows_with_tokens
+
+    def deleted_before(self, *args):
+        self.data.delete(3)
+        return load(self, *args)
+
+    monkeypatch.setattr(MemorySource, "rows_with_tokens", deleted_before)
+    report = synced.sync(way)
+    assert (report.superseded, report.deleted) == (1, 1)
+    synced.agrees()

@@ -206,6 +206,32 @@ FAULTS = (
         "sync unaffected",
         "streams are bounded and taken up again where they broke off; records that cannot be written stop no work",
     ),
+    Fault(
+        32,
+        "workers of a Ray cluster are killed, one or all of them",
+        "I1, I3, I4",
+        "their blocks go to others, or wait; other workers take their places",
+    ),
+    Fault(
+        33,
+        "a node of a Ray cluster is killed",
+        "I1, I3, I4",
+        "as for its workers; the sync goes on with the other nodes",
+        "nodes on several machines: here they are processes of one",
+    ),
+    Fault(
+        34,
+        "the head of a Ray cluster is killed",
+        "I5",
+        "Ray ends the process; the next sync goes on from what is stored",
+    ),
+    Fault(35, "a text kills each worker that embeds it", "I1, I8", "its row alone is quarantined"),
+    Fault(
+        36,
+        "a Ray cluster with another token or none, other versions or model files, too little room or shared memory",
+        "I10",
+        "refused with the difference before a text is sent",
+    ),
 )
 
 
@@ -277,5 +303,5 @@ def test_each_fault_has_a_test_or_a_reason(fault: Fault) -> None:
 
 
 def test_the_rows_are_numbered_and_markers_name_only_them() -> None:
-    assert [fault.number for fault in FAULTS] == list(range(1, 32))
-    assert {number for proof in proofs() for number in proof.numbers} <= set(range(1, 32))
+    assert [fault.number for fault in FAULTS] == list(range(1, 37))
+    assert {number for proof in proofs() for number in proof.numbers} <= {fault.number for fault in FAULTS}

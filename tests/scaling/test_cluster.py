@@ -96,6 +96,7 @@ def test_a_sync_stores_what_it_stores_in_process(pool: Engine, engine: Engine, t
     assert len(rows) == report.upserted == expected_report.upserted == ROWS
 
 
+@pytest.mark.proves(32)
 def test_a_killed_worker_is_replaced_and_costs_no_row(
     cluster: Cluster, pool: Engine, engine: Engine, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -112,6 +113,7 @@ def test_a_killed_worker_is_replaced_and_costs_no_row(
     assert capfd.readouterr().out == ""
 
 
+@pytest.mark.proves(32)
 def test_all_workers_killed_at_once_are_waited_for(cluster: Cluster, pool: Engine, engine: Engine) -> None:
     texts = [f"valve {number} of line {number % 31}" for number in range(4000)]
     expected = engine.embed(texts, "bulk")
@@ -160,6 +162,7 @@ class Killing:
             self._pid = 0
 
 
+@pytest.mark.proves(32)
 def test_workers_share_the_key_ranges_of_a_sync_and_one_is_killed(
     cluster: Cluster, pool: Engine, engine: Engine, hana_ends: Ends, hana_schema: str
 ) -> None:

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -31,16 +31,21 @@ def ended(process: subprocess.Popen[str]) -> tuple[int, str, str]:
     return process.returncode, out, errors
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("scene", ["local", "hana"], indirect=True)
-def test_a_stopped_sync_is_continued_by_the_next(scene: Scene, start: Start) -> None:
-    ranges = {"OWL_SAP_SCALE__RANGES": "true"}  # without effect on a local store
-    process = start("sync", NAME, "--json", *ON_RAY, **ROW_BY_ROW, **ranges)
+def until_stored(scene: Scene, process: subprocess.Popen[str]) -> None:
     deadline = time.monotonic() + 120
     while (status := scene.store().status(NAME)) is None or status.rows < 5:
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < deadline
         time.sleep(0.1)
+
+
+@pytest.mark.slow
+@pytest.mark.proves(2)
+@pytest.mark.parametrize("scene", ["local", "hana"], indirect=True)
+def test_a_stopped_sync_is_continued_by_the_next(scene: Scene, start: Start) -> None:
+    ranges = {"OWL_SAP_SCALE__RANGES": "true"}  # without effect on a local store
+    process = start("sync", NAME, "--json", *ON_RAY, **ROW_BY_ROW, **ranges)
+    until_stored(scene, process)
     process.send_signal(signal.SIGTERM)
     code, out, errors = ended(process)
     assert code == 143, errors
@@ -104,21 +109,13 @@ def test_a_command_ends_while_ray_starts(start: Start, short_folder: Path) -> No
 
 
 @contextmanager
-def head(folder: Path, **variables: str) -> Iterator[str]:
-    """A cluster of one node in a process group of its own; yields its address."""
-    port = free_port()
+def node(folder: Path, *arguments: str, **variables: str) -> Iterator[Callable[[], None]]:
+    """A node of a cluster in a process group of its own. Yields what kills it."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
-    command = [
-        str(Path(sys.executable).with_name("ray")),
-        "start",
-        "--head",
-        "--block",
-        f"--port={port}",
-        "--num-cpus=2",
-    ]
-    command += ["--include-dashboard=false", f"--temp-dir={folder}", "--object-store-memory=100000000"]
-    command += ["--node-ip-address=127.0.0.1", "--min-worker-port=0", "--max-worker-port=0"]
-    with (folder.parent / "head.log").open("w") as log:
+    command = [str(Path(sys.executable).with_name("ray")), "start", "--block", f"--temp-dir={folder}", *arguments]
+    command += ["--object-store-memory=100000000", "--min-worker-port=0", "--max-worker-port=0"]
+    file = folder.with_suffix(".log")
+    with file.open("w") as log:
         process = subprocess.Popen(
             command,
             env=environment | {"HOME": str(folder.parent), "RAY_USAGE_STATS_ENABLED": "0"} | variables,
@@ -126,25 +123,40 @@ def head(folder: Path, **variables: str) -> Iterator[str]:
             stderr=log,
             start_new_session=True,
         )
-        try:
-            deadline = time.monotonic() + 120
-            while "--block" not in (text := (folder.parent / "head.log").read_text()):
-                assert process.poll() is None, text
-                assert time.monotonic() < deadline, text
-                time.sleep(0.3)
-            yield f"127.0.0.1:{port}"
-        finally:
+
+    def kill() -> None:
+        if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
 
+    try:
+        deadline = time.monotonic() + 120
+        while "--block" not in (text := file.read_text()):
+            assert process.poll() is None, text
+            assert time.monotonic() < deadline, text
+            time.sleep(0.3)
+        yield kill
+    finally:
+        kill()
+
+
+@contextmanager
+def head(folder: Path, cpus: int = 2, **variables: str) -> Iterator[tuple[str, Callable[[], None]]]:
+    """The first node of a cluster. Yields its address, and what kills it."""
+    port = free_port()
+    arguments = ["--head", f"--port={port}", f"--num-cpus={cpus}", "--include-dashboard=false"]
+    with node(folder, *arguments, "--node-ip-address=127.0.0.1", **variables) as kill:
+        yield f"127.0.0.1:{port}", kill
+
 
 @pytest.mark.slow
+@pytest.mark.proves(36)
 def test_a_running_cluster_needs_its_token(start: Start, short_folder: Path) -> None:
     right, wrong = short_folder / "right", short_folder / "wrong"
     for file, letter in ((right, "a"), (wrong, "b")):
         file.write_text(letter * 64)
         file.chmod(0o600)
-    with head(short_folder / "ray", RAY_AUTH_MODE="token", RAY_AUTH_TOKEN_PATH=str(right)) as address:
+    with head(short_folder / "ray", RAY_AUTH_MODE="token", RAY_AUTH_TOKEN_PATH=str(right)) as (address, _):
 
         def check(token: Path) -> tuple[int, str, str]:
             given = {"OWL_SAP_SCALE__ADDRESS": address, "OWL_SAP_SCALE__TOKEN_FILE": str(token)}
@@ -161,11 +173,46 @@ def test_a_running_cluster_needs_its_token(start: Start, short_folder: Path) -> 
 
 
 @pytest.mark.slow
+@pytest.mark.proves(36)
 def test_a_cluster_without_authentication_is_refused(start: Start, short_folder: Path) -> None:
     token = short_folder / "token"
     token.write_text("a" * 64)
     token.chmod(0o600)
-    with head(short_folder / "ray", RAY_AUTH_MODE="disabled") as address:
+    with head(short_folder / "ray", RAY_AUTH_MODE="disabled") as (address, _):
         given = {"OWL_SAP_SCALE__ADDRESS": address, "OWL_SAP_SCALE__TOKEN_FILE": str(token)}
         code, _, errors = ended(start("sync", NAME, "--scale", "ray", **given))
     assert (code, "if the Ray cluster" in errors) == (3, True), errors
+
+
+@pytest.mark.slow
+@pytest.mark.proves(33, 34)
+@pytest.mark.parametrize("killed", ["node", "head"])
+def test_a_killed_part_of_the_cluster_costs_no_row(killed: str, scene: Scene, start: Start, short_folder: Path) -> None:
+    token = short_folder / "token"
+    token.write_text("a" * 64)
+    token.chmod(0o600)
+    auth = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token)}
+    with head(short_folder / "head", 1, **auth) as (address, kill_head):
+        second = ("--address", address, "--num-cpus=1", "--node-ip-address=127.0.0.2")
+        with node(short_folder / "node", *second, **auth) as kill_node:
+            given = {"OWL_SAP_SCALE__ADDRESS": address, "OWL_SAP_SCALE__TOKEN_FILE": str(token)}
+            soon = {"RAY_gcs_rpc_server_reconnect_timeout_s": "3"}
+            process = start("sync", NAME, "--json", *ON_RAY, **given, **soon, **ROW_BY_ROW)
+            until_stored(scene, process)
+            (kill_node if killed == "node" else kill_head)()
+            out, errors = process.communicate(timeout=200)
+    assert (process.returncode == 0) == (killed == "node"), errors
+    report = scene.sync(lease_wait=60.0)  # of a process that ended without giving it back
+    assert report.unchanged >= 5
+    if killed == "node":
+        assert report.upserted == 0
+        assert json.loads(out)[0]["quarantined"] == 0
+    assert json.loads(ended(start("verify", NAME, "--json"))[1])["ok"]
+
+
+@pytest.mark.slow
+def test_the_demo_on_two_workers(start: Start) -> None:
+    model = {"OWL_SAP_EMBEDDING__MODEL": "all-MiniLM-L6-v2"}
+    code, out, errors = ended(start("demo", "--json", *ON_RAY, **model))
+    assert code == 0, errors
+    assert json.loads(out)["ok"]

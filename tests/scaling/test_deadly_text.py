@@ -24,6 +24,7 @@ class DeadlyWorker(Worker):
 
 
 @pytest.mark.slow
+@pytest.mark.proves(35)
 def test_its_row_is_quarantined_alone(tmp_path: Path) -> None:
     cluster = Cluster(ScaleSettings(actors=2, threads=1), worker=DeadlyWorker)
     try:

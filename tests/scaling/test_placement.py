@@ -51,6 +51,7 @@ def test_workers_get_a_share_of_their_nodes(
         ({}, "auto", [{"memory": 1.0}], "no node of the Ray cluster has a CPU"),
     ],
 )
+@pytest.mark.proves(36)
 def test_what_the_nodes_cannot_hold_is_refused(
     scale: dict[str, float], device: str, nodes: list[dict[str, float]], message: str
 ) -> None:
@@ -66,12 +67,14 @@ def test_the_memory_of_a_shared_card_is_bounded_by_the_share() -> None:
     assert (options.device, options.memory_fraction, options.threads) == ("cpu", 0.8, 4)
 
 
+@pytest.mark.proves(36)
 def test_versions_that_differ_are_named() -> None:
     ours = {"Python": "3.11.9", "torch": "2.13.0"}
     assert different(ours, ours | {"more": "1"}) == ""
     assert different(ours, {"Python": "3.11.8"}) == "Python 3.11.8, not 3.11.9, torch missing, not 2.13.0"
 
 
+@pytest.mark.proves(36)
 def test_little_shared_memory_is_refused_before_ray_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(64 << 20, 0, 64 << 20))
@@ -103,12 +106,14 @@ def test_an_address_without_a_cluster_is_refused(listening: str, environment: py
         Cluster(ScaleSettings(address=address))
 
 
+@pytest.mark.proves(36)
 def test_an_address_needs_a_token(listening: str, environment: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigurationError, match=r"needs its token: .*auth_token cannot be read"):
         Cluster(ScaleSettings(address=listening))
 
 
 @pytest.mark.parametrize("given", ["setting", "variable", "default"])
+@pytest.mark.proves(36)
 def test_a_token_that_others_can_read_is_refused(
     given: str, listening: str, environment: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
