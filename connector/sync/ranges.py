@@ -36,7 +36,7 @@ class WorkerLost(Exception):
 
 
 class Workers(Protocol):
-    """Where tasks run, `count` at a time."""
+    """Where tasks run, `count` at a time; 0 once no worker is left."""
 
     count: int
 
@@ -110,6 +110,8 @@ def reconcile_spread(spec: CollectionSpec, task: Task, workers: Workers) -> Sync
         return reconcile(task)
     start, name, quarantine = time.perf_counter(), task.lease.collection, task.ends.store.quarantine
     since = max((entry.last_seen for entry in quarantine(name) if entry.last_seen), default=None)
+    status = task.ends.store.status(name)
+    stored = status.rows if status else 0
     parts = task.ends.store.split_lease(task.lease, len(ranges))
     tasks = [
         RangeTask(spec, lease, within, task.options, task.renderer.digest, since)
@@ -121,7 +123,8 @@ def reconcile_spread(spec: CollectionSpec, task: Task, workers: Workers) -> Sync
     if spread.stopped:
         report = _added(SyncReport(name, stopped=True), spread.reports, _COUNTS)
     else:
-        report = _closed(reconcile(replace(task, tried=_tried(quarantine(name), since))), spread.reports)
+        closing = replace(task, tried=_tried(quarantine(name), since), stored=stored)
+        report = _closed(reconcile(closing), spread.reports)
     if spread.lost:
         report.notes.append(
             f"{spread.lost} of {len(tasks)} key ranges lost their worker {ATTEMPTS} times; the driver compared their "
@@ -157,6 +160,9 @@ def run_ranges(tasks: Sequence[RangeTask], workers: Workers, watch: Watch, rows:
             while waiting and len(running) < workers.count:
                 task, attempt = waiting.popleft()
                 running[workers.submit(task)] = task, attempt
+            if not running:  # no worker is left
+                spread.lost += len(waiting)
+                break
             for future in wait(running, STOP_SECONDS, FIRST_COMPLETED).done:
                 task, attempt = running.pop(future)
                 error, unfinished = future.exception(), _unfinished(future)

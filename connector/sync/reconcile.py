@@ -36,7 +36,8 @@ WINDOW_BYTES = 8 << 20  # limit of the texts embedded together
 @dataclass(frozen=True, slots=True)
 class Task:
     """One run over `feed` under `lease`. `checkpoint`: of the previous run. `columns`: types of the used columns by
-    name. `began`: UTC, by the source's clock. `tried`: ids in quarantine that workers have tried in this run."""
+    name. `began`: UTC, by the source's clock. After workers have written for this run: `tried`, ids in quarantine that
+    they tried, and `stored`, the number of documents before, of which `max_deletes` is a share."""
 
     ends: Ends
     renderer: Renderer
@@ -48,6 +49,7 @@ class Task:
     columns: Mapping[str, str]
     began: datetime
     tried: frozenset[str] = frozenset()
+    stored: int | None = None
 
 
 def reconcile(task: Task) -> SyncReport:
@@ -388,7 +390,8 @@ class FullRun(Run):
     def _delete_unseen(self) -> list[str]:
         index, report = self._index, self._report
         unseen = int((~index.seen).sum())
-        limit = self._options.max_deletes * len(index)
+        stored = len(index) if self._task.stored is None else self._task.stored
+        limit = self._options.max_deletes * stored
         emptied = sum(not index.seen[position] for position in self._blank)
         report.to_delete = unseen - emptied
         if report.to_delete > limit or emptied > max(FREE_DELETES, limit):

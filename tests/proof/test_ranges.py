@@ -175,6 +175,37 @@ def test_deletions_of_all_ranges_count_against_one_limit(ground: Ground, ends: E
     ground.converged(run(Here(ends)).as_dict(), cycles.saying)
 
 
+@pytest.mark.proves(11)
+def test_rows_that_workers_add_do_not_raise_the_limit_of_deletions(ground: Ground, ends: Ends, run: Run) -> None:
+    ground.rewrite(ROWS)
+    run()
+    ground.purge(10)
+    for _ in range(3 * ROWS):
+        ground._put(ground._new())
+    ground.remember()
+    report = run(Here(ends), replace(OPTIONS, max_deletes=0.2))
+    assert (report.paused, report.deleted, report.to_delete) == ("max_deletes", 0, 10)
+
+
+@pytest.mark.proves(32)
+def test_without_a_worker_left_the_driver_does_all_ranges(ground: Ground, run: Run, cycles: Cycles) -> None:
+    class Leaving:
+        count = 2
+
+        def submit(self, task: RangeTask) -> Future[SyncReport]:
+            self.count -= 1
+            future = Future[SyncReport]()
+            future.set_exception(WorkerLost("no worker starts"))
+            return future
+
+        def stop(self) -> None:
+            pass
+
+    report = run(Leaving())
+    assert [note.split(" of ")[0] for note in report.notes] == [str(RANGES)]
+    ground.converged(report.as_dict(), cycles.saying)
+
+
 @pytest.mark.proves(2)
 def test_a_stopped_run_keeps_what_was_done_and_the_next_one_continues(
     ground: Ground, ends: Ends, run: Run, cycles: Cycles

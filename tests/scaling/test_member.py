@@ -18,6 +18,7 @@ from app.src.core.queue import WorkerDied
 from app.src.scaling.member import RayMember
 from app.src.scaling.worker import Block, Model, Worker
 from app.src.service.ranges import RangeWorkers
+from connector.sync.options import SyncReport
 from connector.sync.ranges import WorkerLost
 
 MODEL = Model(EngineOptions(model="hash:64", device="cpu"))
@@ -88,6 +89,23 @@ def test_a_range_whose_worker_is_lost_goes_to_another(error: EngineError, monkey
     monkeypatch.setattr(place, "call", lambda *_: failed)
     with pytest.raises(WorkerLost, match=str(error)):
         RangeWorkers([member], None).submit(None).result(30)  # type: ignore[arg-type]
+
+
+def test_a_place_without_a_worker_gets_no_more_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
+    places = LocalPlace(), LocalPlace()
+    members = [RayMember(place, MODEL) for place in places]
+    workers = RangeWorkers(members, None)
+    gone = Future[Any]()
+    gone.set_exception(DeviceFailed("no worker starts"))
+    monkeypatch.setattr(places[0], "call", lambda *_: gone)
+    monkeypatch.setattr(places[0], "failed", "no worker starts")
+    report = Future[Any]()
+    report.set_result(SyncReport("rows"))
+    monkeypatch.setattr(places[1], "call", lambda *_: report)
+    with pytest.raises(WorkerLost):
+        workers.submit(None).result(30)  # type: ignore[arg-type]
+    assert [workers.submit(None).result(30) for _ in range(3)] == 3 * [SyncReport("rows")]  # type: ignore[arg-type]
+    assert (workers.count, RangeWorkers(members, None).count) == (1, 1)
 
 
 def test_errors_of_loading_are_the_workers_own() -> None:

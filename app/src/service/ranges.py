@@ -65,7 +65,7 @@ class RangeWorkers:
 
     def __init__(self, members: Sequence[Device], file: Path | None) -> None:
         """`members`: of the model, on the cluster. `file`: the settings file."""
-        self._members = [member for member in members if isinstance(member, RayMember)]
+        self._members = [member for member in members if isinstance(member, RayMember) and not member.failed]
         self.count = len(self._members)
         self._order = secrets.token_hex(8), file and file.resolve(), Path.cwd()
         self._idle = SimpleQueue[RayMember]()
@@ -79,7 +79,10 @@ class RangeWorkers:
         return future
 
     def _answered(self, member: RayMember, future: Future[SyncReport], found: Future[SyncReport | Exception]) -> None:
-        self._idle.put(member)
+        if member.failed:  # at once, so it would take the ranges of all others
+            self.count -= 1
+        else:
+            self._idle.put(member)
         lost = found.exception()
         content = lost or found.result()
         if isinstance(content, SyncReport):
