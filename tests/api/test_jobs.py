@@ -32,6 +32,7 @@ from app.src.jobs.records import FileRecords, Records, is_alive
 from app.src.jobs.runner import Jobs, Run
 from app.src.jobs.store_records import StoreRecords
 from connector.errors import ConnectorError, DatabaseError, PermissionRefused
+from connector.stores.state import Session
 from tests.api.conftest import Place
 
 ROOT = Path(__file__).parents[2]
@@ -479,6 +480,27 @@ def test_a_job_is_kept_while_its_lease_is_renewed_and_taken_over_when_it_is_not(
         assert [event.data["state"] for event in first.events(job.id) if event.name == "state"] == [
             *("queued", "running", "queued", "running", "succeeded")
         ]
+
+
+@pytest.mark.proves(26)
+@pytest.mark.parametrize("place", ["hana"], indirect=True)
+def test_a_process_does_not_take_over_its_own_job(place: Place) -> None:
+    """As when HANA was away for longer than a lease lasts."""
+    records, another, done = place(), place(), threading.Event()
+    assert isinstance(records, StoreRecords)
+    expired = f'UPDATE {records.jobs} SET "OWNED_UNTIL" = ADD_SECONDS("OWNED_UNTIL", -60)'
+
+    def left(session: Session) -> list[list[tuple[str, bool]]]:
+        session.execute(expired)
+        return [each.left(session.query) for each in (records, another)]
+
+    with closing(Given(records)) as only:
+        job = only.begin("a", lambda _run: {"by": done.wait(60) and "only"})
+        until(lambda: only.get(job.id).state == "running")
+        assert records.write(left) == [[], [(job.id, False)]]
+        done.set()
+        until(lambda: only.get(job.id).over)
+        assert only.get(job.id).attempts == 1
 
 
 def test_of_many_who_add_and_claim_at_once_each_job_has_one(place: Place) -> None:

@@ -21,7 +21,7 @@ with PLANTED[asked.planted]() if asked.planted else nullcontext():
     for seed in range(asked.seed, asked.seed + asked.seeds):
         try:
             world = live(seed, tracing=asked.seeds == 1, focus=FOCUS.get(asked.planted))
-        except Violation as violation:
+        except (Violation, RuntimeError) as violation:
             failed += 1
             print(violation)
         else:

@@ -589,13 +589,14 @@ class World:
 
 
 def live(seed: int, *, tracing: bool = False, focus: Mapping[str, Any] | None = None) -> World:
-    """Live a seed. Raises Violation with the command that replays it."""
+    """Live a seed. Raises Violation, or RuntimeError for a defect of another kind, with the command that replays it."""
     world = World(seed, tracing, focus or {})
     try:
         world.run()
     except Exception as error:
         lines = "\n".join(world.sim.trace or ())
-        kind = "" if isinstance(error, Violation | Stuck) else f"{type(error).__name__}: "
         replay = f"replay: .venv/bin/python -m tests.simulation {seed}"
-        raise Violation(f"{lines}\nseed {seed}: {kind}{error}\n{replay}") from error
+        if isinstance(error, Violation | Stuck):
+            raise Violation(f"{lines}\nseed {seed}: {error}\n{replay}") from error
+        raise RuntimeError(f"{lines}\nseed {seed}: {type(error).__name__}: {error}\n{replay}") from error
     return world

@@ -107,7 +107,9 @@ class StoreRecords:
 
     def left(self, query: Query) -> list[tuple[str, bool]]:
         sql = f'SELECT "ID", "CANCELLING" FROM {self.jobs} WHERE {OWNED} AND "OWNED_UNTIL" < {_NOW}'
-        return [(id_, bool(cancelling)) for id_, cancelling in query(sql, ())]
+        with self._lock:
+            kept = self._kept.copy()  # this process runs them still, and renews their leases as soon as it can
+        return [(id_, bool(cancelling)) for id_, cancelling in query(sql, ()) if id_ not in kept]
 
     def keep(self, job: str) -> None:
         with self._lock:
