@@ -32,6 +32,11 @@ def pause(failures: int, longest: float) -> float:
     return random.uniform(min(FIRST_WAIT, most), most)
 
 
+def _cause(error: Exception) -> str:
+    """Return the message of an error that names its remedy, of any other only the class: it may quote rows."""
+    return str(error) if isinstance(error, ConnectorError | StateUnusable) else type(error).__name__
+
+
 class Run:
     """A running job, passed to its work as an `Observer`. `fault`: set it to fail the job even if the work returns a
     result."""
@@ -204,7 +209,7 @@ class Jobs(Journal):
                 try:
                     due = time.monotonic() + self._look()
                 except Exception as error:  # any error: queued jobs must still start
-                    _log.error("cannot queue due jobs at the moment: %s", type(error).__name__)
+                    _log.error("cannot queue due jobs at the moment: %s", _cause(error))
             try:
                 self.settle()
                 while self._may_begin() and len(self._runs) < self._workers and self._begin_one():
@@ -212,7 +217,7 @@ class Jobs(Journal):
                 self._looked, said = time.monotonic(), ""
                 wait = min(wait, due - self._looked) if self._look is not None else wait
             except Exception as error:  # any error: without this thread no job would start again
-                why = str(error) if isinstance(error, ConnectorError | StateUnusable) else type(error).__name__
+                why = _cause(error)
                 if said != why and not self._ending:
                     _log.error("cannot start jobs at the moment: %s", why)
                 said = why
