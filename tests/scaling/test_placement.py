@@ -123,7 +123,7 @@ def test_a_token_that_others_can_read_is_refused(
     file.chmod(0o644)
     if given == "variable":
         environment.setenv("RAY_AUTH_TOKEN_PATH", str(file))
-    scale = ScaleSettings(address=listening, token_file=file if given == "setting" else None)
+    scale = ScaleSettings(address=listening, token_path=file if given == "setting" else None)
     with pytest.raises(ConfigurationError, match=r"can be read by other users: chmod 600"):
         Cluster(scale)
     file.chmod(0o600)

@@ -414,15 +414,15 @@ def _authenticate(scale: ScaleSettings) -> None:
     if scale.address == "local":
         environment.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
         return
-    if scale.token_file is None and environment.get("RAY_AUTH_TOKEN"):
+    if scale.token_path is None and environment.get("RAY_AUTH_TOKEN"):
         return
-    file = (scale.token_file or Path(environment.get("RAY_AUTH_TOKEN_PATH") or DEFAULT_TOKEN)).expanduser()
+    file = (scale.token_path or Path(environment.get("RAY_AUTH_TOKEN_PATH") or DEFAULT_TOKEN)).expanduser()
     try:
         mode = file.stat().st_mode
     except OSError as error:
         raise ConfigurationError(
             f"a Ray cluster at an address needs its token: {file} cannot be read ({error.strerror}); copy it there "
-            "from the head node, or set [scale] token_file"
+            "from the head node, or set [scale] token_path"
         ) from None
     if mode & (stat.S_IRWXG | stat.S_IRWXO):
         raise ConfigurationError(f"the token in {file} can be read by other users: chmod 600 {file}")

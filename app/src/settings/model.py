@@ -301,7 +301,7 @@ class ScaleSettings(Section):
         "local: a cluster of this machine that ends with the command; else HOST:PORT of a running one",
         pattern=r"^(local|\[[0-9a-fA-F:.]+\]:\d{1,5}|[^\s:/]+:\d{1,5})$",
     )
-    token_file: Path | None = setting(None, "the cluster's token, readable by its owner only; default: Ray's own")
+    token_path: Path | None = setting(None, "the cluster's token, readable by its owner only; default: Ray's own")
     actors: int = setting(0, "processes that embed; 0: all that the GPUs hold, without GPUs one for each node", ge=0)
     gpus_per_actor: float = setting(1.0, "share of a GPU, and of `memory_fraction`, for each actor", gt=0, le=1)
     threads: int | None = setting(None, "CPU threads of an actor; default: a node's CPUs divided by its actors", ge=1)
