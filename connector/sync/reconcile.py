@@ -390,8 +390,8 @@ class FullRun(Run):
     def _delete_unseen(self) -> list[str]:
         index, report = self._index, self._report
         unseen = int((~index.seen).sum())
-        stored = len(index) if self._task.stored is None else self._task.stored
-        limit = self._options.max_deletes * stored
+        share = self._options.max_deletes  # 1 means no limit, and rows that workers added may be gone again
+        limit = share * ((self._task.stored or len(index)) if share < 1 else len(index))
         emptied = sum(not index.seen[position] for position in self._blank)
         report.to_delete = unseen - emptied
         if report.to_delete > limit or emptied > max(FREE_DELETES, limit):
