@@ -136,7 +136,7 @@ def reconcile_spread(spec: CollectionSpec, task: Task, workers: Workers) -> Sync
 
 
 def _tried(quarantine: Sequence[QuarantinedRow], since: datetime | None) -> frozenset[str]:
-    """Return the ids of the rows that failed in this run, so that nobody tries them again in it: a run is one attempt.
+    """Return the ids of rows that failed in this run. They are not tried again in it, because a run is one attempt.
     `since`: of the last failure before the run, by the store's clock; None: there was none."""
     return frozenset(row.id for row in quarantine if row.last_seen and (since is None or row.last_seen > since))
 

@@ -115,7 +115,7 @@ def found(replica: Replica, text: str) -> list[str]:
 
 @contextmanager
 def searching(url: str) -> Iterator[list[str]]:
-    """Search in three threads meanwhile. Yields what failed; checks that searches were answered at all."""
+    """Search in three threads while it is open. Yields the failures; checks that some searches were answered."""
     failures, answered, ending = list[str](), [0], threading.Event()
 
     def search() -> None:

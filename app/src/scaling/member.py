@@ -9,7 +9,6 @@ from functools import partial
 from typing import Any, Protocol
 
 from app.src.core.backends import EngineClosed, EngineError, InputType, Vectors
-from app.src.core.device import DeviceProfile, Precision
 from app.src.core.queue import EngineStats, Lane, Watcher
 from app.src.scaling.worker import Answer, Block, Loaded, Model
 
@@ -34,19 +33,8 @@ class Place(Protocol):
         made; it returns the errors of the method."""
 
 
-class RayMember:
-    """See `core.pool.Member`. `load` waits for the model. Thread-safe."""
-
-    # Known after `load`.
-    dimension: int
-    fingerprint: str
-    profile: DeviceProfile
-    precision: Precision
-    precision_reason: str
-    path: str
-    path_reason: str
-    token_budget: int
-    planned_tokens: int
+class RayMember(Loaded):
+    """See `core.pool.Member`. `load` waits for the model, whose facts are known after it. Thread-safe."""
 
     def __init__(self, place: Place, model: Model) -> None:
         self.place, self.model = place, model
@@ -59,8 +47,7 @@ class RayMember:
         loaded = self._loading.result()
         if isinstance(loaded, EngineError):
             raise loaded
-        for name in Loaded.__annotations__:
-            setattr(self, name, getattr(loaded, name))
+        vars(self).update(vars(loaded))
 
     def submit(
         self,

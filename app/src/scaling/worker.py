@@ -21,7 +21,6 @@ from connector.extras import DISTRIBUTION
 
 if TYPE_CHECKING:
     from app.src.core.engine import Engine
-    from app.src.core.onnx_export.serving import GraphOptions
 
 # Packages whose versions decide what a pickle means or which vectors a model gives.
 PACKAGES = (DISTRIBUTION, "ray", "numpy", "tokenizers", "torch", "transformers", "sentence-transformers")
@@ -38,15 +37,14 @@ def versions() -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """What a worker loads. `onnx`: as for `load_engine`."""
+    """What a worker loads."""
 
     options: EngineOptions
-    onnx: GraphOptions | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False)
 class Loaded:
-    """Facts of a worker's engine, as in Engine."""
+    """Facts of a worker's engine, as in Engine; also those of a RayMember."""
 
     dimension: int
     fingerprint: str
@@ -128,7 +126,7 @@ class Worker:
         """Load the model once. Raises as `load_engine`."""
         with self._loading:
             if model.options not in self._engines:
-                self._engines[model.options] = load_engine(model.options, model.onnx)
+                self._engines[model.options] = load_engine(model.options)
             return self._engines[model.options]
 
 
