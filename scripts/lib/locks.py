@@ -27,7 +27,7 @@ FOLDER = ROOT / "deployment" / "requirements"
 PYTHON, PLATFORM = "3.11", "x86_64-manylinux_2_28"  # of the image; Debian 12 and later run manylinux_2_28
 BASE = ("hana", "engine", "serve")
 # The values of EXTRAS= of Dockerfile.t4. Not `tensorrt`: its build script fetches libraries without checking hashes.
-EXTRAS = ("mcp", "multilingual", "multilingual-e5", "onnx", "train")
+EXTRAS = ("mcp", "multilingual", "multilingual-e5", "onnx", "ray", "train")
 # By the wheel's CUDA version. 13 needs driver 580, 12 (12.8) driver 525; both contain kernels for the T4 (sm_75).
 # torch 2.13 asks for nvjitlink>=13.0.88,<14 (by cuda-toolkit 13.0.3) and pins all other libraries. The constraint keeps
 # nvjitlink on the line that torch was built and tested with.

@@ -17,6 +17,8 @@ from typing import Any
 
 import pytest
 
+from scripts.lib import locks
+
 ROOT = Path(__file__).resolve().parents[2]
 DOCKERFILE = (ROOT / "Dockerfile.t4").read_text(encoding="utf-8")
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -96,6 +98,16 @@ def test_every_package_is_installed_by_its_hash() -> None:
     for line in others:
         assert "--require-hashes --no-deps --only-binary=:all:" in line
     assert "pip check" in stages()["build"]
+
+
+def test_each_extra_that_it_names_has_its_lock_of_both_cudas() -> None:
+    (named,) = re.findall(r'--build-arg EXTRAS="([a-z0-9 -]+)"', DOCKERFILE)
+    assert tuple(named.split()) == locks.EXTRAS
+    (path,) = re.findall(r'-r "(requirements/\S+extra\S+)"', DOCKERFILE)
+    for cuda in locks.TORCH:
+        for extra in locks.EXTRAS:
+            file = path.replace("${CUDA}", cuda).replace("${extra}", extra)
+            assert locks.pins((ROOT / "deployment" / file).read_text(encoding="utf-8")), file
 
 
 def test_image_holds_our_distribution_so_that_the_version_is_known() -> None:

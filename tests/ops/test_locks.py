@@ -31,7 +31,7 @@ def test_the_folder_holds_the_locks_and_nothing_else() -> None:
 
 
 @CUDA
-@pytest.mark.parametrize("extras", [(), ("onnx",), ("train",), ("onnx", "train")])
+@pytest.mark.parametrize("extras", [(), ("onnx",), ("ray",), ("train",), ("onnx", "train"), locks.EXTRAS])
 def test_every_dependency_is_locked_at_a_permitted_version(cuda: str, extras: tuple[str, ...]) -> None:
     found = locked(f"cuda{cuda}.txt", *(f"cuda{cuda}-{extra}.txt" for extra in extras))
     wanted = locks.wanted(locks.project(), (*locks.BASE, *extras))
@@ -84,13 +84,13 @@ def test_every_pin_is_what_the_packages_themselves_require(cuda: str, tmp_path: 
 @CUDA
 def test_extras_add_to_the_base_and_agree_with_each_other(cuda: str) -> None:
     """They are installed one after the other with --no-deps."""
-    base, *added = (locked(f"cuda{cuda}{extra}.txt") for extra in ("", "-onnx", "-train"))
+    base, *added = (locked(f"cuda{cuda}{extra}.txt") for extra in ("", *(f"-{extra}" for extra in locks.EXTRAS)))
+    versions: dict[str, Version] = {}
     for more in added:
         assert more
         assert not set(more) & set(base)
-    onnx, train = added
-    for name in set(onnx) & set(train):
-        assert onnx[name].version == train[name].version
+        for name, pin in more.items():
+            assert versions.setdefault(name, pin.version) == pin.version
 
 
 @pytest.mark.parametrize("name", locks.names())
