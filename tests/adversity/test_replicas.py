@@ -157,7 +157,7 @@ def test_a_job_is_done_by_one_and_followed_by_all(replicas: Replicas) -> None:
 
 @pytest.mark.proves(1)
 def test_another_goes_on_with_the_job_of_one_that_was_killed(replicas: Replicas) -> None:
-    """Each kills itself when it has stored KILLED_AT rows. Fewer are left for the second one, so it comes to the end."""
+    """Each kills itself when it has stored KILLED_AT rows. Fewer are left for the second one, which succeeds."""
     scene = replicas.scene
     all_three = replicas.start(3, ROW_BY_ROW | {"OWL_SAP_FAILPOINT": f"after_apply:{KILLED_AT}:kill"})
     job = all_three[0].json("POST", f"/v1/collections/{NAME}/sync", 202)["job"]
