@@ -47,7 +47,12 @@ def cluster(emulator: Emulator) -> Iterator[Cluster]:
         cluster = Cluster(ScaleSettings(actors=2, threads=1), gpus=1)
         assert signal.getsignal(signal.SIGTERM) is handler
         yield cluster
+    import ray
+
+    running = [each.process for kind in ray._private.worker._global_node.all_processes.values() for each in kind]
     cluster.close()
+    assert running
+    assert None not in [process.returncode for process in running]
 
 
 @pytest.fixture(scope="module")
@@ -185,7 +190,7 @@ def test_an_order_for_a_worker_holds_no_login(pool: Engine, hana_ends: Ends, emu
 
     class Listening(RangeWorkers):
         def submit(self, task: RangeTask) -> Future[SyncReport]:
-            sent.append(pickle.dumps(Order(*self._order, self._members[0].model, task)))
+            sent.append(pickle.dumps(Order(*self._order, self._members[0].options, task)))
             return super().submit(task)
 
     spec = CollectionSpec("materials", TableRef(hana_ends.store._schema, "MARA"), "{MAKTX}")
@@ -205,16 +210,16 @@ def test_workers_whose_settings_name_a_local_store_are_refused(
 
 
 def test_two_halves_of_a_gpu_are_the_same_gpu(cluster: Cluster) -> None:
-    places = cluster.start(Placement(2, 2, 0, 0.5))
-    assert [place.call("report").result()["gpus"] for place in places] == ["0", "0"]
+    workers = cluster.start(Placement(2, 2, 0, 0.5))
+    assert [worker.call("report").result()["gpus"] for worker in workers] == ["0", "0"]
     third = cluster.start(Placement(1, 1, 0, 0.5))[0]
     report = third.call("report")
-    assert [place.call("report").result()["gpus"] for place in places] == ["0", "0"]
+    assert [worker.call("report").result()["gpus"] for worker in workers] == ["0", "0"]
     assert not report.done()
-    places[0].close()  # makes room
+    workers[0].close()  # makes room
     assert report.result(120)["gpus"] == "0"
-    for place in (*places, third):
-        place.close()
+    for worker in (*workers, third):
+        worker.close()
 
 
 def test_the_session_folder_is_not_open_to_other_users(cluster: Cluster) -> None:

@@ -161,7 +161,7 @@ def test_a_running_cluster_needs_its_token(start: Start, short_folder: Path) -> 
     with head(short_folder / "ray", RAY_AUTH_MODE="token", RAY_AUTH_TOKEN_PATH=str(right)) as (address, _):
 
         def check(token: Path) -> tuple[int, str, str]:
-            given = {"OWL_SAP_SCALE__ADDRESS": address, "OWL_SAP_SCALE__TOKEN_FILE": str(token)}
+            given = {"OWL_SAP_SCALE__ADDRESS": address, "OWL_SAP_SCALE__TOKEN_PATH": str(token)}
             return ended(start("scale", "check", "--json", **given))
 
         code, out, errors = check(right)
@@ -181,7 +181,7 @@ def test_a_cluster_without_authentication_is_refused(start: Start, short_folder:
     token.write_text("a" * 64)
     token.chmod(0o600)
     with head(short_folder / "ray", RAY_AUTH_MODE="disabled") as (address, _):
-        given = {"OWL_SAP_SCALE__ADDRESS": address, "OWL_SAP_SCALE__TOKEN_FILE": str(token)}
+        given = {"OWL_SAP_SCALE__ADDRESS": address, "OWL_SAP_SCALE__TOKEN_PATH": str(token)}
         code, _, errors = ended(start("sync", NAME, "--scale", "ray", **given))
     assert (code, "if the Ray cluster" in errors) == (3, True), errors
 
@@ -197,7 +197,7 @@ def test_a_killed_part_of_the_cluster_costs_no_row(killed: str, scene: Scene, st
     with head(short_folder / "head", 1, **auth) as (address, kill_head):
         second = ("--address", address, "--num-cpus=1", "--node-ip-address=127.0.0.2")
         with node(short_folder / "node", *second, **auth) as kill_node:
-            given = {"OWL_SAP_SCALE__ADDRESS": address, "OWL_SAP_SCALE__TOKEN_FILE": str(token)}
+            given = {"OWL_SAP_SCALE__ADDRESS": address, "OWL_SAP_SCALE__TOKEN_PATH": str(token)}
             soon = {"RAY_gcs_rpc_server_reconnect_timeout_s": "3"}
             process = start("sync", NAME, "--json", *ON_RAY, **given, **soon, **ROW_BY_ROW)
             until_stored(scene, process)

@@ -9,18 +9,18 @@ from pathlib import Path
 import pytest
 
 from app.src.core.backends import EngineError
-from app.src.core.loading import load_engine
+from app.src.core.loading import EngineOptions, load_engine
 from app.src.scaling.cluster import Cluster
-from app.src.scaling.worker import Answer, Block, Model, Worker
+from app.src.scaling.worker import Answer, Block, Worker
 from app.src.settings.model import ScaleSettings
 from tests.scaling.test_cluster import OPTIONS, synced
 
 
 class DeadlyWorker(Worker):
-    def embed(self, model: Model, block: Block) -> Answer | EngineError:
+    def embed(self, options: EngineOptions, block: Block) -> Answer | EngineError:
         if any("number 5 " in text for text in block.texts):
             os.kill(os.getpid(), signal.SIGKILL)
-        return super().embed(model, block)
+        return super().embed(options, block)
 
 
 @pytest.mark.slow

@@ -28,8 +28,8 @@ from app.src.core.calibration import CpuCalibration
 from app.src.core.loading import EngineOptions, load_tokenizer_engine, uses_calibration
 from app.src.core.pool import EnginePool
 from app.src.core.queue import WorkerDied
-from app.src.scaling.member import RayMember
-from app.src.scaling.worker import Model, Worker, versions
+from app.src.scaling.engine import WorkerEngine
+from app.src.scaling.worker import Worker, versions
 from app.src.settings.model import ScaleSettings
 from connector.errors import ConfigurationError, Unavailable
 from connector.extras import install_command
@@ -44,7 +44,7 @@ START_SECONDS = 300.0  # for a worker to start, on a loaded machine too
 CONNECT_SECONDS = 10.0
 # Blocks of a large call for each worker. A block costs this process about 2 ms; windows at once even out workers.
 BLOCKS = 2
-STARTS = 3  # of workers in one place that die before they answer
+STARTS = 3  # of processes of a worker that die before they answer
 OBJECT_STORE = 256 << 20  # bytes of shared memory; blocks and their vectors are freed when read
 LEAST_STORE = 75 << 20  # Ray's minimum
 SHARED_MEMORY = Path("/dev/shm")  # nosec B108 # its size is read, nothing is written
@@ -108,52 +108,52 @@ def placement(scale: ScaleSettings, device: str, nodes: Sequence[Mapping[str, fl
     return Placement(workers, on_node, threads, share)
 
 
-# ------------------------------------------------------------------------------------------------------------ places
+# ----------------------------------------------------------------------------------------------------------- workers
 
 
-class RayPlace:
-    """See `member.Place`."""
+class RayWorker:
+    """See `engine.RemoteWorker`."""
 
     def __init__(self, start: Callable[[], Any], callbacks: ThreadPoolExecutor) -> None:
-        """`start` starts a worker and returns Ray's handle. `callbacks` runs what follows an answer: Ray's own thread
+        """`start` starts a process and returns Ray's handle. `callbacks` runs what follows an answer: Ray's own thread
         must not call Ray."""
         self._start, self._callbacks = start, callbacks
         self._lock = threading.Lock()
         self._closed = self.ready = False
         self.failed = ""
         self.deaths = 0
-        self._worker = self._started()
+        self._process = self._started()
         self.call("report")
 
     def call(self, method: str, *content: object) -> Future[Any]:
         answer = Future[Any]()
-        worker = self._worker
-        reference = getattr(worker, method).remote(*content)
+        process = self._process
+        reference = getattr(process, method).remote(*content)
         reference.future().add_done_callback(
-            lambda found: self._callbacks.submit(self._answered, worker, answer, found)
+            lambda found: self._callbacks.submit(self._answered, process, answer, found)
         )
         return answer
 
     def close(self) -> None:
-        """End the worker; none takes its place."""
+        """End the process; none takes its place."""
         import ray
 
         with self._lock:
             self._closed = True
             self._timer.cancel()
-            ray.kill(self._worker)
+            ray.kill(self._process)
 
     def _started(self) -> Any:
-        worker = self._start()
-        self._timer = threading.Timer(START_SECONDS, self._give_up, [worker])
+        process = self._start()
+        self._timer = threading.Timer(START_SECONDS, self._give_up, [process])
         self._timer.daemon = True
         self._timer.start()
-        return worker
+        return process
 
-    def _answered(self, worker: Any, answer: Future[Any], found: Future[Any]) -> None:
+    def _answered(self, process: Any, answer: Future[Any], found: Future[Any]) -> None:
         try:
-            error = self._error(worker, found)
-        except Exception as unexpected:  # such as one of starting another worker
+            error = self._error(process, found)
+        except Exception as unexpected:  # such as one of starting another process
             error = EngineError(f"a worker of the Ray cluster: {_cause(unexpected)}")
         if answer.set_running_or_notify_cancel():
             if error is None:
@@ -161,14 +161,14 @@ class RayPlace:
             else:
                 answer.set_exception(error)
 
-    def _error(self, worker: Any, found: Future[Any]) -> BaseException | None:
-        """Return the error of a call; note that the worker lives, or start another one in its place."""
+    def _error(self, process: Any, found: Future[Any]) -> BaseException | None:
+        """Return the error of a call; note that the process lives, or replace it."""
         from ray.exceptions import RayError, RayTaskError
 
         error = found.exception()
         if error is None:
             with self._lock:
-                if worker is self._worker:
+                if process is self._process:
                     self.ready, self.deaths = True, 0
                     self._timer.cancel()
             return None
@@ -176,17 +176,17 @@ class RayPlace:
             return EngineError(f"a worker of the Ray cluster: {_cause(error.cause)}")
         if not isinstance(error, RayError):
             return error
-        self._replace(worker, _cause(error))
+        self._replace(process, _cause(error))
         if self._closed:
             return EngineClosed("the Ray cluster is closed")
         if self.failed:  # it may never have begun this call
             return DeviceFailed(self.failed)
         return WorkerDied(f"a worker of the Ray cluster has died ({_cause(error)})")
 
-    def _replace(self, worker: Any, cause: str) -> None:
-        """Start another worker in place of this one, which died."""
+    def _replace(self, process: Any, cause: str) -> None:
+        """Start another process in place of this one, which died."""
         with self._lock:
-            if worker is not self._worker or self._closed or self.failed:
+            if process is not self._process or self._closed or self.failed:
                 return
             self._timer.cancel()
             self.deaths += 1
@@ -198,17 +198,17 @@ class RayPlace:
                 return
             self.ready = False
             _log.warning("a worker of the Ray cluster has died (%s); another one takes its place", cause)
-            self._worker = self._started()
-        self.call("report")  # its answer tells a worker that died of a block from one that cannot start
+            self._process = self._started()
+        self.call("report")  # its answer tells a process that died of a block from one that cannot start
 
-    def _give_up(self, worker: Any) -> None:
+    def _give_up(self, process: Any) -> None:
         import ray
 
         with self._lock:
-            if worker is not self._worker or self.ready or self._closed:
+            if process is not self._process or self.ready or self._closed:
                 return
             self.failed = f"no worker of the Ray cluster started within {START_SECONDS:.0f} s"
-        ray.kill(worker)  # its calls fail
+        ray.kill(process)  # its calls fail
 
 
 def _cause(error: BaseException) -> str:
@@ -226,12 +226,12 @@ class Cluster:
     def __init__(self, scale: ScaleSettings, *, gpus: int | None = None, worker: Callable[[], Worker] = Worker) -> None:
         """For tests: `gpus`, how many a local cluster claims to have (None: those of this machine); `worker`, another
         class."""
-        self._scale, self._worker = scale, worker
-        self._places: list[RayPlace] = []
+        self._scale, self._class = scale, worker
+        self._workers: list[RayWorker] = []
         with ExitStack() as held:
             self._callbacks = held.enter_context(ThreadPoolExecutor(1, "owl-sap-scaling"))
             held.enter_context(_connected(scale, gpus))
-            held.callback(self._close_places)
+            held.callback(self._close_workers)
             self._held = held.pop_all()
 
     def engine(self, options: EngineOptions, onnx: GraphOptions | None = None) -> EnginePool:
@@ -250,34 +250,34 @@ class Cluster:
             )
         device = "cpu" if options.model.startswith("hash:") else str(options.device)
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-        place = placement(self._scale, device, nodes)
-        self._fill(place)
-        model = Model(place.options(options))
-        members = [RayMember(each, model) for each in self._places]
+        placed = placement(self._scale, device, nodes)
+        self._fill(placed)
+        own = placed.options(options)
+        members = [WorkerEngine(worker, own) for worker in self._workers]
         for member in members:  # they load at the same time
             member.load()
         return EnginePool(load_tokenizer_engine(options, members[0].dimension), members, BLOCKS)
 
     def reports(self) -> list[dict[str, Any]]:
         """Return what each worker reports of its process."""
-        return _reports(self._places)
+        return _reports(self._workers)
 
-    def _fill(self, place: Placement) -> None:
+    def _fill(self, placed: Placement) -> None:
         """Start the workers, once, and compare their versions. Raises ConfigurationError, Unavailable."""
-        if self._places:
+        if self._workers:
             return
-        places = self.start(place)
+        workers = self.start(placed)
         try:
-            self._compare(places)
+            self._compare(workers)
         except BaseException:
-            for each in places:
-                each.close()
+            for worker in workers:
+                worker.close()
             raise
-        self._places = places
+        self._workers = workers
 
-    def _compare(self, places: Sequence[RayPlace]) -> None:
+    def _compare(self, workers: Sequence[RayWorker]) -> None:
         try:
-            reports = _reports(places)
+            reports = _reports(workers)
         except EngineError as error:
             hint = "see the logs of its nodes"
             if self._scale.address != "local":  # GCS ends workers when it cannot reach this process without a token
@@ -293,24 +293,24 @@ class Cluster:
                     "on all nodes"
                 )
 
-    def start(self, place: Placement) -> list[RayPlace]:
+    def start(self, placed: Placement) -> list[RayWorker]:
         """Start workers without waiting for them."""
         import ray
 
-        # A worker that died is replaced here, not by Ray, whose restarted actor would refuse calls until it is up.
-        remote = ray.remote(self._worker).options(
-            num_cpus=place.threads,
-            num_gpus=place.gpus,
+        # A process that died is replaced here, not by Ray, whose restarted actor would refuse calls until it is up.
+        remote = ray.remote(self._class).options(
+            num_cpus=placed.threads,
+            num_gpus=placed.gpus,
             scheduling_strategy="SPREAD",
             max_restarts=0,
             max_task_retries=0,
             max_concurrency=self._scale.in_flight + 1,  # one for short calls beside the blocks, or beside a key range
         )
-        return [RayPlace(remote.remote, self._callbacks) for _ in range(place.workers)]
+        return [RayWorker(remote.remote, self._callbacks) for _ in range(placed.workers)]
 
-    def _close_places(self) -> None:
-        for place in self._places:
-            place.close()
+    def _close_workers(self) -> None:
+        for worker in self._workers:
+            worker.close()
 
     def close(self) -> None:
         self._held.close()
@@ -326,8 +326,8 @@ def _calibrated(options: EngineOptions, onnx: GraphOptions) -> bool:
         return False
 
 
-def _reports(places: Sequence[RayPlace]) -> list[dict[str, Any]]:
-    return [answer.result() for answer in [place.call("report") for place in places]]
+def _reports(workers: Sequence[RayWorker]) -> list[dict[str, Any]]:
+    return [answer.result() for answer in [worker.call("report") for worker in workers]]
 
 
 def different(ours: Mapping[str, str], theirs: Mapping[str, str]) -> str:
@@ -362,12 +362,13 @@ def _connected(scale: ScaleSettings, gpus: int | None) -> Iterator[None]:
                 f"--scale ray needs Ray, which is not installed: {install_command('ray')}"
             ) from error
 
-        # Ray would print deaths of workers to stdout, which is for data; RayPlace logs them. A test finds a new name.
+        # Ray would print deaths of workers to stdout, which is for data; RayWorker logs them. A test finds a new name.
         ray._private.worker.print_to_stdstream = lambda *_, **__: None
         # In the main thread Ray would replace the handler of SIGTERM. The thread that starts a local cluster must live
         # as long: Linux ends the cluster's processes when it ends.
         thread = held.enter_context(ThreadPoolExecutor(1, "owl-sap-ray"))
-        held.callback(lambda: thread.submit(ray.shutdown).result())
+        # Without waiting, Ray drops processes that it killed and that have not ended yet.
+        held.callback(lambda: thread.submit(ray.shutdown, wait_for_processes=True).result())
         start = partial(ray.init, address=scale.address, log_to_driver=False, logging_level=logging.ERROR, **given)
         try:  # never without an address: Ray would look for the address of a cluster that may be gone
             thread.submit(start).result()

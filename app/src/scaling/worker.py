@@ -35,16 +35,9 @@ def versions() -> dict[str, str]:
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class Model:
-    """What a worker loads."""
-
-    options: EngineOptions
-
-
 @dataclass(eq=False)
 class Loaded:
-    """Facts of a worker's engine, as in Engine; also those of a RayMember."""
+    """Facts of a worker's engine, as in Engine; also those of a WorkerEngine."""
 
     dimension: int
     fingerprint: str
@@ -92,20 +85,20 @@ class Worker:
         gpus = os.environ.get("CUDA_VISIBLE_DEVICES")  # noqa: TID251 # nosemgrep: owl-environment - no setting
         return {"pid": os.getpid(), "host": platform.node(), "gpus": gpus, "versions": versions()}
 
-    def load(self, model: Model) -> Loaded | EngineError:
+    def load(self, options: EngineOptions) -> Loaded | EngineError:
         try:
-            engine = self.engine(model)
+            engine = self.engine(options)
         except Exception as error:
             found = _of_engine(error)
             found.args = (f"{platform.node()}: {found}",)
             return found
         return Loaded(**{name: getattr(engine, name) for name in Loaded.__annotations__})
 
-    def embed(self, model: Model, block: Block) -> Answer | EngineError:
-        """Embed a block; load the model first if another worker of this place had it."""
+    def embed(self, options: EngineOptions, block: Block) -> Answer | EngineError:
+        """Embed a block; load the model first if this process is new."""
         counts: list[int] = []
         try:
-            engine = self.engine(model)
+            engine = self.engine(options)
             if engine.fingerprint != block.fingerprint:
                 raise DeviceFailed(
                     f"{platform.node()} has another {engine.model}: its fingerprint is {engine.fingerprint}, not "
@@ -122,12 +115,12 @@ class Worker:
         """Return `work(self, *content)`; `work` is a function of a module, which must return its errors."""
         return work(self, *content)
 
-    def engine(self, model: Model) -> Engine:
+    def engine(self, options: EngineOptions) -> Engine:
         """Load the model once. Raises as `load_engine`."""
         with self._loading:
-            if model.options not in self._engines:
-                self._engines[model.options] = load_engine(model.options)
-            return self._engines[model.options]
+            if options not in self._engines:
+                self._engines[options] = load_engine(options)
+            return self._engines[options]
 
 
 def _of_engine(error: Exception) -> EngineError:

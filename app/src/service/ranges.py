@@ -12,9 +12,10 @@ from queue import SimpleQueue
 
 from app.src.core.backends import DeviceFailed
 from app.src.core.engine import Device
+from app.src.core.loading import EngineOptions
 from app.src.core.queue import WorkerDied
-from app.src.scaling.member import RayMember
-from app.src.scaling.worker import Model, Worker
+from app.src.scaling.engine import WorkerEngine
+from app.src.scaling.worker import Worker
 from app.src.service.wiring import EngineEmbedder, Parts
 from app.src.settings import load
 from connector.errors import ConfigurationError
@@ -31,7 +32,7 @@ class Order:
     run: str
     config: Path | None
     folder: Path
-    model: Model
+    options: EngineOptions
     task: RangeTask
 
 
@@ -39,7 +40,7 @@ def work(worker: Worker, order: Order) -> SyncReport | Exception:
     """Do the task in a worker. Return its error as a value, because Ray loses the attributes of a raised one."""
     try:
         parts = _parts(order.config, order.folder)
-        ends = Ends(parts.source, parts.store, EngineEmbedder(worker.engine(order.model)))
+        ends = Ends(parts.source, parts.store, EngineEmbedder(worker.engine(order.options)))
         return order.task(ends, Watch(None, lambda: order.run in _stopped))
     except Exception as error:
         return error
@@ -61,24 +62,26 @@ def _parts(config: Path | None, folder: Path) -> Parts:
 
 
 class RangeWorkers:
-    """`connector.sync.ranges.Workers` of one sync, one in each place of the cluster."""
+    """`connector.sync.ranges.Workers` of one sync, one on each worker of the cluster."""
 
     def __init__(self, members: Sequence[Device], file: Path | None) -> None:
         """`members`: of the model, on the cluster. `file`: the settings file."""
-        self._members = [member for member in members if isinstance(member, RayMember) and not member.failed]
+        self._members = [member for member in members if isinstance(member, WorkerEngine) and not member.failed]
         self.count = len(self._members)
         self._order = secrets.token_hex(8), file and file.resolve(), Path.cwd()
-        self._idle = SimpleQueue[RayMember]()
+        self._idle = SimpleQueue[WorkerEngine]()
         for member in self._members:
             self._idle.put(member)
 
     def submit(self, task: RangeTask) -> Future[SyncReport]:
         member, future = self._idle.get(), Future[SyncReport]()
-        order = Order(*self._order, member.model, task)
-        member.place.call("run", work, order).add_done_callback(partial(self._answered, member, future))
+        order = Order(*self._order, member.options, task)
+        member.worker.call("run", work, order).add_done_callback(partial(self._answered, member, future))
         return future
 
-    def _answered(self, member: RayMember, future: Future[SyncReport], found: Future[SyncReport | Exception]) -> None:
+    def _answered(
+        self, member: WorkerEngine, future: Future[SyncReport], found: Future[SyncReport | Exception]
+    ) -> None:
         if member.failed:  # at once, so it would take the ranges of all others
             self.count -= 1
         else:
@@ -94,4 +97,4 @@ class RangeWorkers:
 
     def stop(self) -> None:
         for member in self._members:
-            member.place.call("run", stop, self._order[0])
+            member.worker.call("run", stop, self._order[0])

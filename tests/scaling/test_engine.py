@@ -15,25 +15,25 @@ from app.src.core.backends import DeviceFailed, DeviceUnavailable, EngineError, 
 from app.src.core.loading import EngineOptions, load_engine
 from app.src.core.pool import EnginePool
 from app.src.core.queue import WorkerDied
-from app.src.scaling.member import RayMember
-from app.src.scaling.worker import Block, Model, Worker
+from app.src.scaling.engine import WorkerEngine
+from app.src.scaling.worker import Block, Worker
 from app.src.service.ranges import RangeWorkers
 from connector.sync.options import SyncReport
 from connector.sync.ranges import WorkerLost
 
-MODEL = Model(EngineOptions(model="hash:64", device="cpu"))
+OPTIONS = EngineOptions(model="hash:64", device="cpu")
 TEXTS = [f"pump number {number} leaks" for number in range(3000)]
 
 
-class LocalPlace:
-    """A place whose workers are objects of this process. `dies`: the numbers of the calls that kill their worker."""
+class LocalWorker:
+    """A worker in threads of this process. `dies`: the numbers of the calls that kill it."""
 
     failed = ""
     ready = True
 
     def __init__(self, dies: tuple[int, ...] = ()) -> None:
         self._threads = ThreadPoolExecutor(2)
-        self.worker, self.calls, self.deaths, self.dies = Worker(), 0, 0, dies
+        self.process, self.calls, self.deaths, self.dies = Worker(), 0, 0, dies
 
     def call(self, method: str, *content: object) -> Future[Any]:
         self.calls += 1
@@ -42,28 +42,28 @@ class LocalPlace:
     def _called(self, number: int, method: str, *content: object) -> Any:
         if number in self.dies:
             self.deaths += 1
-            self.worker = Worker()
+            self.process = Worker()
             raise WorkerDied("killed")
-        return getattr(self.worker, method)(*content)
+        return getattr(self.process, method)(*content)
 
 
 @pytest.fixture
 def expected() -> Iterator[np.ndarray]:
-    with load_engine(MODEL.options) as engine:
+    with load_engine(OPTIONS) as engine:
         yield engine.embed(TEXTS)
 
 
-def pool_of(*places: LocalPlace, model: Model = MODEL) -> EnginePool:
-    members = [RayMember(place, model) for place in places]
+def pool_of(*workers: LocalWorker, options: EngineOptions = OPTIONS) -> EnginePool:
+    members = [WorkerEngine(worker, options) for worker in workers]
     for member in members:
         member.load()
-    first = load_engine(MODEL.options)
+    first = load_engine(OPTIONS)
     assert not isinstance(first, EnginePool)
     return EnginePool(first, members)  # type: ignore[arg-type]
 
 
 def test_vectors_counts_and_statistics_are_those_of_an_engine(expected: np.ndarray) -> None:
-    with pool_of(LocalPlace(), LocalPlace()) as pool:
+    with pool_of(LocalWorker(), LocalWorker()) as pool:
         vectors, counts = pool.embed_counted(TEXTS, "bulk")
         assert np.array_equal(vectors, expected)
         assert counts == pool.count_tokens(TEXTS)
@@ -71,56 +71,56 @@ def test_vectors_counts_and_statistics_are_those_of_an_engine(expected: np.ndarr
 
 
 def test_a_worker_that_dies_costs_only_its_blocks(expected: np.ndarray) -> None:
-    place = LocalPlace(dies=(3,))
-    with pool_of(place, LocalPlace()) as pool:
+    worker = LocalWorker(dies=(3,))
+    with pool_of(worker, LocalWorker()) as pool:
         assert np.array_equal(pool.embed(TEXTS, "bulk"), expected)
         tokens = pool.stats().tokens
         assert np.array_equal(pool.embed(TEXTS, "bulk"), expected)  # by a new worker, which loads the model
         assert pool.stats().tokens > tokens
-    assert place.deaths == 1
+    assert worker.deaths == 1
 
 
 @pytest.mark.parametrize("error", [WorkerDied("killed"), DeviceFailed("no worker starts")])
 def test_a_range_whose_worker_is_lost_goes_to_another(error: EngineError, monkeypatch: pytest.MonkeyPatch) -> None:
-    place = LocalPlace()
-    member = RayMember(place, MODEL)
+    worker = LocalWorker()
+    member = WorkerEngine(worker, OPTIONS)
     failed = Future[Any]()
     failed.set_exception(error)
-    monkeypatch.setattr(place, "call", lambda *_: failed)
+    monkeypatch.setattr(worker, "call", lambda *_: failed)
     with pytest.raises(WorkerLost, match=str(error)):
         RangeWorkers([member], None).submit(None).result(30)  # type: ignore[arg-type]
 
 
-def test_a_place_without_a_worker_gets_no_more_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
-    places = LocalPlace(), LocalPlace()
-    members = [RayMember(place, MODEL) for place in places]
-    workers = RangeWorkers(members, None)
+def test_a_worker_that_failed_gets_no_more_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
+    workers = LocalWorker(), LocalWorker()
+    members = [WorkerEngine(worker, OPTIONS) for worker in workers]
+    ranges = RangeWorkers(members, None)
     gone = Future[Any]()
     gone.set_exception(DeviceFailed("no worker starts"))
-    monkeypatch.setattr(places[0], "call", lambda *_: gone)
-    monkeypatch.setattr(places[0], "failed", "no worker starts")
+    monkeypatch.setattr(workers[0], "call", lambda *_: gone)
+    monkeypatch.setattr(workers[0], "failed", "no worker starts")
     report = Future[Any]()
     report.set_result(SyncReport("rows"))
-    monkeypatch.setattr(places[1], "call", lambda *_: report)
+    monkeypatch.setattr(workers[1], "call", lambda *_: report)
     with pytest.raises(WorkerLost):
-        workers.submit(None).result(30)  # type: ignore[arg-type]
-    assert [workers.submit(None).result(30) for _ in range(3)] == 3 * [SyncReport("rows")]  # type: ignore[arg-type]
-    assert (workers.count, RangeWorkers(members, None).count) == (1, 1)
+        ranges.submit(None).result(30)  # type: ignore[arg-type]
+    assert [ranges.submit(None).result(30) for _ in range(3)] == 3 * [SyncReport("rows")]  # type: ignore[arg-type]
+    assert (ranges.count, RangeWorkers(members, None).count) == (1, 1)
 
 
 def test_errors_of_loading_are_the_workers_own() -> None:
-    member = RayMember(LocalPlace(), Model(replace(MODEL.options, model="hash:3")))
+    member = WorkerEngine(LocalWorker(), replace(OPTIONS, model="hash:3"))
     with pytest.raises(ModelNotFound, match=f"^{platform.node()}: .*hash:N"):
         member.load()
 
 
 def test_a_model_with_another_fingerprint_is_refused_at_the_start() -> None:
     with pytest.raises(DeviceUnavailable, match="fingerprint"):
-        pool_of(LocalPlace(), model=Model(EngineOptions(model="hash:32", device="cpu")))
+        pool_of(LocalWorker(), options=EngineOptions(model="hash:32", device="cpu"))
 
 
 def test_a_worker_with_another_fingerprint_later_embeds_nothing() -> None:
-    answer = Worker().embed(MODEL, Block(["pump"], "bulk", "document", True, "another"))
+    answer = Worker().embed(OPTIONS, Block(["pump"], "bulk", "document", True, "another"))
     assert isinstance(answer, DeviceFailed)
     assert "its fingerprint is hash:64" in str(answer)
 
@@ -130,7 +130,7 @@ def test_errors_of_other_libraries_are_returned_as_ours(monkeypatch: pytest.Monk
         raise ModuleNotFoundError("No module named 'torch'")
 
     monkeypatch.setattr("app.src.scaling.worker.load_engine", broken)
-    found = Worker().load(MODEL)
+    found = Worker().load(OPTIONS)
     assert type(found) is EngineError
     assert str(found) == f"{platform.node()}: ModuleNotFoundError in a worker: No module named 'torch'"
 

@@ -1,4 +1,4 @@
-"""A member of an EnginePool whose engine is in a worker of the cluster."""
+"""An engine in a worker of the cluster, as a member of an EnginePool."""
 
 from __future__ import annotations
 
@@ -9,38 +9,39 @@ from functools import partial
 from typing import Any, Protocol
 
 from app.src.core.backends import EngineClosed, EngineError, InputType, Vectors
+from app.src.core.loading import EngineOptions
 from app.src.core.queue import EngineStats, Lane, Watcher
-from app.src.scaling.worker import Answer, Block, Loaded, Model
+from app.src.scaling.worker import Answer, Block, Loaded
 
 
-class Place(Protocol):
-    """A place for a worker. Another worker takes it when the worker dies."""
+class RemoteWorker(Protocol):
+    """A worker of the cluster, whose process is replaced when it dies."""
 
     @property
     def failed(self) -> str:
-        """Why no worker takes this place any more; "" while one works or is about to."""
+        """Why it computes nothing more; "" while a process works or is about to."""
 
     @property
     def ready(self) -> bool:
-        """Whether the present worker has answered a call."""
+        """Whether the present process has answered a call."""
 
     @property
     def deaths(self) -> int:
-        """How many workers have died here since a call was answered."""
+        """How many processes have died since one answered a call."""
 
     def call(self, method: str, *content: object) -> Future[Any]:
-        """Call a method of Worker. The future raises WorkerDied if the worker dies, EngineError if the call cannot be
+        """Call a method of Worker. The future raises WorkerDied if the process dies, EngineError if the call cannot be
         made; it returns the errors of the method."""
 
 
-class RayMember(Loaded):
+class WorkerEngine(Loaded):
     """See `core.pool.Member`. `load` waits for the model, whose facts are known after it. Thread-safe."""
 
-    def __init__(self, place: Place, model: Model) -> None:
-        self.place, self.model = place, model
+    def __init__(self, worker: RemoteWorker, options: EngineOptions) -> None:
+        self.worker, self.options = worker, options
         self._closed = False
-        self._stats: dict[str, EngineStats] = {}  # of each worker, also of those that died
-        self._loading: Future[Loaded | EngineError] = place.call("load", model)
+        self._stats: dict[str, EngineStats] = {}  # of each process, also of those that died
+        self._loading: Future[Loaded | EngineError] = worker.call("load", options)
 
     def load(self) -> None:
         """Wait for the model. Raises the errors of `load_engine`, and WorkerDied."""
@@ -63,7 +64,7 @@ class RayMember(Loaded):
             raise EngineClosed("the workers of the cluster are closed")
         answer = Future[Vectors]()
         block = Block(list(texts), lane, input_type, normalize, self.fingerprint)
-        self.place.call("embed", self.model, block).add_done_callback(partial(self._answered, answer, counted))
+        self.worker.call("embed", self.options, block).add_done_callback(partial(self._answered, answer, counted))
         return answer
 
     def _answered(
@@ -100,15 +101,15 @@ class RayMember(Loaded):
 
     @property
     def ready(self) -> bool:
-        return self.place.ready
+        return self.worker.ready
 
     @property
     def deaths(self) -> int:
-        return self.place.deaths
+        return self.worker.deaths
 
     @property
     def failed(self) -> str:
-        return self.place.failed
+        return self.worker.failed
 
     def close(self) -> None:
         """Refuse further texts. The cluster ends the worker."""

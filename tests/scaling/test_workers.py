@@ -1,4 +1,4 @@
-"""What a place of the cluster does when its workers answer, die or cannot start. The workers stand in for Ray's."""
+"""What a worker of the cluster does when its processes answer, die or cannot start. They stand in for Ray's."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from app.src.core.onnx_export.optimizer import calibrate
 from app.src.core.onnx_export.serving import GraphOptions
 from app.src.core.queue import WorkerDied
 from app.src.scaling import cluster
-from app.src.scaling.cluster import STARTS, Cluster, RayPlace
+from app.src.scaling.cluster import STARTS, Cluster, RayWorker
 from app.src.scaling.worker import versions
 from app.src.settings.model import ScaleSettings
 from connector.errors import ConfigurationError, Unavailable
@@ -32,7 +32,7 @@ OPTIONS = EngineOptions(model="hash:64")
 
 
 class Handle:
-    """A worker whose calls the test answers, in order."""
+    """A process whose calls the test answers, in order."""
 
     def __init__(self) -> None:
         self.calls: list[Future[Any]] = []
@@ -45,8 +45,8 @@ class Handle:
         return SimpleNamespace(remote=remote)
 
 
-class Workers(list[Handle]):
-    """The workers that were started."""
+class Processes(list[Handle]):
+    """The processes that were started."""
 
     def __call__(self) -> Handle:
         self.append(Handle())
@@ -55,7 +55,7 @@ class Workers(list[Handle]):
 
 @pytest.fixture
 def callbacks(ray: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[ThreadPoolExecutor]:
-    monkeypatch.setattr(ray, "kill", lambda worker: None)
+    monkeypatch.setattr(ray, "kill", lambda _process: None)
     with ThreadPoolExecutor(1) as threads:
         yield threads
 
@@ -76,80 +76,80 @@ def settled(callbacks: ThreadPoolExecutor) -> None:
 def test_a_dead_worker_is_replaced_and_its_cause_is_told(
     ray: Any, callbacks: ThreadPoolExecutor, caplog: pytest.LogCaptureFixture
 ) -> None:
-    workers = Workers()
-    place = RayPlace(workers, callbacks)
-    workers[0].calls[0].set_result({})
-    block = place.call("embed")
-    workers[0].calls[1].set_exception(ray.exceptions.OutOfMemoryError("a killed task\nthe node has 3 MB left"))
+    processes = Processes()
+    worker = RayWorker(processes, callbacks)
+    processes[0].calls[0].set_result({})
+    block = worker.call("embed")
+    processes[0].calls[1].set_exception(ray.exceptions.OutOfMemoryError("a killed task\nthe node has 3 MB left"))
     with pytest.raises(WorkerDied, match=r"OutOfMemoryError: the node has 3 MB left"):
         block.result(30)
-    assert len(workers) == 2
+    assert len(processes) == 2
     assert "the node has 3 MB left" in caplog.text
-    assert (place.ready, place.deaths) == (False, 1)
-    place.close()
+    assert (worker.ready, worker.deaths) == (False, 1)
+    worker.close()
 
 
 def test_a_late_answer_of_a_dead_worker_counts_nothing(ray: Any, callbacks: ThreadPoolExecutor) -> None:
-    workers = Workers()
-    place = RayPlace(workers, callbacks)
-    late, block = place.call("embed"), place.call("embed")
-    workers[0].calls[2].set_exception(ray.exceptions.ActorDiedError())
+    processes = Processes()
+    worker = RayWorker(processes, callbacks)
+    late, block = worker.call("embed"), worker.call("embed")
+    processes[0].calls[2].set_exception(ray.exceptions.ActorDiedError())
     with pytest.raises(WorkerDied):
         block.result(30)
-    workers[0].calls[1].set_result("vectors")
+    processes[0].calls[1].set_result("vectors")
     assert late.result(30) == "vectors"
-    assert (place.ready, place.deaths) == (False, 1)
-    place.close()
+    assert (worker.ready, worker.deaths) == (False, 1)
+    worker.close()
 
 
-def test_a_place_whose_workers_do_not_start_fails_without_blaming_texts(
+def test_a_worker_whose_processes_do_not_start_fails_without_blaming_texts(
     ray: Any, callbacks: ThreadPoolExecutor
 ) -> None:
-    workers = Workers()
-    place = RayPlace(workers, callbacks)
+    processes = Processes()
+    worker = RayWorker(processes, callbacks)
     for number in range(STARTS):
-        workers[number].calls[0].set_exception(ray.exceptions.ActorDiedError())
+        processes[number].calls[0].set_exception(ray.exceptions.ActorDiedError())
         settled(callbacks)
-    assert len(workers) == STARTS
-    block = place.call("embed")
-    workers[-1].calls[-1].set_exception(ray.exceptions.ActorDiedError())
+    assert len(processes) == STARTS
+    block = worker.call("embed")
+    processes[-1].calls[-1].set_exception(ray.exceptions.ActorDiedError())
     with pytest.raises(DeviceFailed, match="died before they answered, the last one of ActorDiedError"):
         block.result(30)
-    place.close()
+    worker.close()
 
 
 def test_an_error_of_starting_another_worker_ends_the_call(ray: Any, callbacks: ThreadPoolExecutor) -> None:
     handle = Handle()
     started = iter([handle])
-    place = RayPlace(lambda: next(started), callbacks)
-    block = place.call("embed")
+    worker = RayWorker(lambda: next(started), callbacks)
+    block = worker.call("embed")
     handle.calls[1].set_exception(ray.exceptions.ActorDiedError())
     with pytest.raises(EngineError, match="StopIteration"):
         block.result(30)
-    place.close()
+    worker.close()
 
 
-def test_a_closed_place_starts_no_worker(ray: Any, callbacks: ThreadPoolExecutor) -> None:
-    workers = Workers()
-    place = RayPlace(workers, callbacks)
-    block = place.call("embed")
-    place.close()
-    workers[0].calls[1].set_exception(ray.exceptions.ActorDiedError())
+def test_a_closed_worker_starts_no_process(ray: Any, callbacks: ThreadPoolExecutor) -> None:
+    processes = Processes()
+    worker = RayWorker(processes, callbacks)
+    block = worker.call("embed")
+    worker.close()
+    processes[0].calls[1].set_exception(ray.exceptions.ActorDiedError())
     with pytest.raises(EngineClosed):
         block.result(30)
-    assert len(workers) == 1
+    assert len(processes) == 1
 
 
 def test_the_timer_of_a_start_ends_with_the_first_answer(callbacks: ThreadPoolExecutor) -> None:
     before = set(threading.enumerate())
-    workers = Workers()
-    place = RayPlace(workers, callbacks)
+    processes = Processes()
+    worker = RayWorker(processes, callbacks)
     timers = [thread for thread in set(threading.enumerate()) - before if isinstance(thread, threading.Timer)]
     assert len(timers) == 1
-    workers[0].calls[0].set_result({})
+    processes[0].calls[0].set_result({})
     timers[0].join(30)
     assert not timers[0].is_alive()
-    assert place.ready
+    assert worker.ready
 
 
 @pytest.mark.parametrize("known", [{}, versions() | {"numpy": "1.0"}])
@@ -174,9 +174,9 @@ def test_other_versions_are_refused_for_each_model(
 
             return SimpleNamespace(remote=remote)
 
-    def start(*_: object) -> list[RayPlace]:
+    def start(*_: object) -> list[RayWorker]:
         started.append(Old())
-        return [RayPlace(lambda: started[-1], callbacks)]
+        return [RayWorker(lambda: started[-1], callbacks)]
 
     monkeypatch.setattr(ray, "nodes", lambda: [{"Alive": True, "Resources": {"CPU": 2.0}}])
     monkeypatch.setattr(Cluster, "start", start)
