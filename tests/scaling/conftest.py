@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +72,30 @@ def ray() -> Any:
 
 
 @pytest.fixture
+def callbacks(ray: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[ThreadPoolExecutor]:
+    monkeypatch.setattr(ray, "kill", lambda _process: None)
+    with ThreadPoolExecutor(1) as threads:
+        yield threads
+
+
+@pytest.fixture
 def short_folder() -> Iterator[Path]:
     """A socket's path has at most 107 bytes."""
     with tempfile.TemporaryDirectory(prefix="owl-", dir="/tmp", ignore_cleanup_errors=True) as folder:
         yield Path(folder)
+
+
+@pytest.fixture
+def listening() -> Iterator[str]:
+    """An address where something listens."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield f"127.0.0.1:{server.getsockname()[1]}"
+
+
+@pytest.fixture
+def environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> pytest.MonkeyPatch:
+    """Without a token, with the variables put back afterwards."""
+    for name in ("AUTH_MODE", "AUTH_TOKEN", "AUTH_TOKEN_PATH", "USAGE_STATS_ENABLED", "ENABLE_AUTO_CONNECT"):
+        monkeypatch.setenv(f"RAY_{name}", "")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    return monkeypatch

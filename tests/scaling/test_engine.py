@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import re
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
@@ -54,9 +55,7 @@ def expected() -> Iterator[np.ndarray]:
 
 
 def pool_of(*workers: LocalWorker, options: EngineOptions = OPTIONS) -> EnginePool:
-    members = [WorkerEngine(worker, options) for worker in workers]
-    for member in members:
-        member.load()
+    members = [WorkerEngine(worker, options, worker.call("load", options).result()) for worker in workers]
     first = load_engine(OPTIONS)
     assert not isinstance(first, EnginePool)
     return EnginePool(first, members)  # type: ignore[arg-type]
@@ -83,7 +82,7 @@ def test_a_worker_that_dies_costs_only_its_blocks(expected: np.ndarray) -> None:
 @pytest.mark.parametrize("error", [WorkerDied("killed"), DeviceFailed("no worker starts")])
 def test_a_range_whose_worker_is_lost_goes_to_another(error: EngineError, monkeypatch: pytest.MonkeyPatch) -> None:
     worker = LocalWorker()
-    member = WorkerEngine(worker, OPTIONS)
+    (member,) = pool_of(worker).members
     failed = Future[Any]()
     failed.set_exception(error)
     monkeypatch.setattr(worker, "call", lambda *_: failed)
@@ -93,7 +92,7 @@ def test_a_range_whose_worker_is_lost_goes_to_another(error: EngineError, monkey
 
 def test_a_worker_that_failed_gets_no_more_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
     workers = LocalWorker(), LocalWorker()
-    members = [WorkerEngine(worker, OPTIONS) for worker in workers]
+    members = pool_of(*workers).members
     ranges = RangeWorkers(members, None)
     gone = Future[Any]()
     gone.set_exception(DeviceFailed("no worker starts"))
@@ -108,10 +107,10 @@ def test_a_worker_that_failed_gets_no_more_ranges(monkeypatch: pytest.MonkeyPatc
     assert (ranges.count, RangeWorkers(members, None).count) == (1, 1)
 
 
-def test_errors_of_loading_are_the_workers_own() -> None:
-    member = WorkerEngine(LocalWorker(), replace(OPTIONS, model="hash:3"))
-    with pytest.raises(ModelNotFound, match=f"^{platform.node()}: .*hash:N"):
-        member.load()
+def test_errors_of_loading_name_the_node() -> None:
+    found = Worker().load(replace(OPTIONS, model="hash:3"))
+    assert isinstance(found, ModelNotFound)
+    assert re.match(f"{platform.node()}: .*hash:N", str(found))
 
 
 def test_a_model_with_another_fingerprint_is_refused_at_the_start() -> None:

@@ -6,7 +6,6 @@ import os
 import shutil
 import socket
 from collections import namedtuple
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -80,22 +79,6 @@ def test_little_shared_memory_is_refused_before_ray_starts(monkeypatch: pytest.M
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(64 << 20, 0, 64 << 20))
     with pytest.raises(ConfigurationError, match=r"75 MiB of shared memory.*64 free.*--shm-size"):
         Cluster(ScaleSettings())
-
-
-@pytest.fixture
-def listening() -> Iterator[str]:
-    """An address where something listens."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        yield f"127.0.0.1:{server.getsockname()[1]}"
-
-
-@pytest.fixture
-def environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> pytest.MonkeyPatch:
-    """Without a token, with the variables put back afterwards."""
-    for name in ("AUTH_MODE", "AUTH_TOKEN", "AUTH_TOKEN_PATH", "USAGE_STATS_ENABLED", "ENABLE_AUTO_CONNECT"):
-        monkeypatch.setenv(f"RAY_{name}", "")
-    monkeypatch.setenv("HOME", str(tmp_path))
-    return monkeypatch
 
 
 def test_an_address_without_a_cluster_is_refused(listening: str, environment: pytest.MonkeyPatch) -> None:

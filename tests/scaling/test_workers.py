@@ -22,7 +22,6 @@ from app.src.core.onnx_export.serving import GraphOptions
 from app.src.core.queue import WorkerDied
 from app.src.scaling import cluster
 from app.src.scaling.cluster import STARTS, Cluster, RayWorker
-from app.src.scaling.worker import versions
 from app.src.settings.model import ScaleSettings
 from connector.errors import ConfigurationError, Unavailable
 from tests.core.conftest import make_tiny_folder
@@ -51,13 +50,6 @@ class Processes(list[Handle]):
     def __call__(self) -> Handle:
         self.append(Handle())
         return self[-1]
-
-
-@pytest.fixture
-def callbacks(ray: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[ThreadPoolExecutor]:
-    monkeypatch.setattr(ray, "kill", lambda _process: None)
-    with ThreadPoolExecutor(1) as threads:
-        yield threads
 
 
 @pytest.fixture
@@ -150,40 +142,6 @@ def test_the_timer_of_a_start_ends_with_the_first_answer(callbacks: ThreadPoolEx
     timers[0].join(30)
     assert not timers[0].is_alive()
     assert worker.ready
-
-
-@pytest.mark.parametrize("known", [{}, versions() | {"numpy": "1.0"}])
-def test_other_versions_are_refused_for_each_model(
-    ray: Any,
-    known: dict[str, str],
-    unconnected: Cluster,
-    callbacks: ThreadPoolExecutor,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """A command syncs several collections with one cluster."""
-    started: list[Handle] = []
-
-    class Old(Handle):
-        def __getattr__(self, method: str) -> Any:
-            call = super().__getattr__(method)
-
-            def remote(*content: object) -> Any:
-                reference = call.remote(*content)
-                self.calls[-1].set_result({"host": "node-2", "versions": known})
-                return reference
-
-            return SimpleNamespace(remote=remote)
-
-    def start(*_: object) -> list[RayWorker]:
-        started.append(Old())
-        return [RayWorker(lambda: started[-1], callbacks)]
-
-    monkeypatch.setattr(ray, "nodes", lambda: [{"Alive": True, "Resources": {"CPU": 2.0}}])
-    monkeypatch.setattr(Cluster, "start", start)
-    for _ in range(2):
-        with pytest.raises(ConfigurationError, match="node node-2 of the Ray cluster has other versions"):
-            unconnected.engine(OPTIONS)
-    assert len(started) == 2
 
 
 @needs_vnni

@@ -9,7 +9,7 @@ import typer
 
 from app.src.cli import output
 from app.src.cli.application import JsonFlag, opened, read_settings, scale_app, verb
-from app.src.cli.exits import UsageFault
+from app.src.cli.exits import FAILED, OK, UsageFault
 
 if TYPE_CHECKING:
     from app.src.settings import Loaded
@@ -36,23 +36,24 @@ def read_scaled(
 
 
 @verb(scale_app, "check")
-def check(actors: ActorsFlag = None, json: JsonFlag = False) -> None:
+def check(actors: ActorsFlag = None, json: JsonFlag = False) -> int:
     """Start the workers of [scale] and load every configured model on them. Checks token, versions and fingerprints;
-    a difference is an error that names it."""
+    a difference is an error that names it. Exit 1 when a worker does not start."""
     with opened(read_scaled("ray", actors), scaled=True) as service:
         names = service.collections.synced_names
         embedders = [service.parts.embedder_for(name) for name in names] or [service.parts.embedder]
-        models = {each.fingerprint: each.engine for each in embedders}
-        reports = service.parts.cluster.reports()
+        fingerprints = list(dict.fromkeys(each.fingerprint for each in embedders))
+        reports, missing = service.parts.cluster.reports(), service.parts.cluster.missing
         address = service.settings.scale.address
-    devices = [member.profile.name for member in next(iter(models.values())).members]
     rows = [
-        {name: report[name] for name in ("host", "pid", "gpus")} | {"device": device} | report["versions"]
-        for report, device in zip(reports, devices, strict=True)
+        {name: report[name] for name in ("host", "pid", "device", "gpus")} | report["versions"] for report in reports
     ]
     if json:
-        output.write_json({"address": address, "workers": rows, "fingerprints": list(models)})
-        return
-    output.data(rows, f"Workers of the Ray cluster at {address}", _COLUMNS, json=False, whole=False)
-    for fingerprint in models:
-        output.say(f"same on every worker: {fingerprint}")
+        output.write_json({"address": address, "workers": rows, "missing": missing, "fingerprints": fingerprints})
+    else:
+        output.data(rows, f"Workers of the Ray cluster at {address}", _COLUMNS, json=False, whole=False)
+        for fingerprint in fingerprints:
+            output.say(f"same on every worker: {fingerprint}")
+        for reason in missing:
+            output.say(f"a worker is missing: {reason}")
+    return FAILED if missing else OK

@@ -228,10 +228,10 @@ class Cluster:
         class."""
         self._scale, self._class = scale, worker
         self._workers: list[RayWorker] = []
+        self.missing: list[str] = []  # why workers were left out
         with ExitStack() as held:
             self._callbacks = held.enter_context(ThreadPoolExecutor(1, "owl-sap-scaling"))
             held.enter_context(_connected(scale, gpus))
-            held.callback(self._close_workers)
             self._held = held.pop_all()
 
     def engine(self, options: EngineOptions, onnx: GraphOptions | None = None) -> EnginePool:
@@ -251,33 +251,32 @@ class Cluster:
         device = "cpu" if options.model.startswith("hash:") else str(options.device)
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
         placed = placement(self._scale, device, nodes)
-        self._fill(placed)
+        if not self._workers:
+            self._start(placed)
         own = placed.options(options)
-        members = [WorkerEngine(worker, own) for worker in self._workers]
-        for member in members:  # they load at the same time
-            member.load()
+        members = [WorkerEngine(worker, own, loaded) for worker, loaded in self._answers("load", own).items()]
         return EnginePool(load_tokenizer_engine(options, members[0].dimension), members, BLOCKS)
 
     def reports(self) -> list[dict[str, Any]]:
         """Return what each worker reports of its process."""
-        return _reports(self._workers)
+        return list(self._answers("report").values())
 
-    def _fill(self, placed: Placement) -> None:
-        """Start the workers, once, and compare their versions. Raises ConfigurationError, Unavailable."""
-        if self._workers:
-            return
-        workers = self.start(placed)
+    def _start(self, placed: Placement) -> None:
+        """Start the workers and compare their versions. Raises ConfigurationError, Unavailable."""
+        self._workers = started = self.start(placed)
         try:
-            self._compare(workers)
+            self._compare()
         except BaseException:
-            for worker in workers:
+            self._workers = []
+            for worker in started:
                 worker.close()
             raise
-        self._workers = workers
+        for worker in started:
+            self._held.callback(worker.close)
 
-    def _compare(self, workers: Sequence[RayWorker]) -> None:
+    def _compare(self) -> None:
         try:
-            reports = _reports(workers)
+            reports = self.reports()
         except EngineError as error:
             hint = "see the logs of its nodes"
             if self._scale.address != "local":  # GCS ends workers when it cannot reach this process without a token
@@ -292,6 +291,22 @@ class Cluster:
                     f"the node {report['host']} of the Ray cluster has other versions: {differing}; install the same "
                     "on all nodes"
                 )
+
+    def _answers(self, method: str, *content: object) -> dict[RayWorker, Any]:
+        """Call a method of all workers. Leave out workers that have died too often or whose device fails, with a
+        warning. Raises the error of the last one if no worker is left, and any other error that a worker answers."""
+        calls = [(worker, worker.call(method, *content)) for worker in self._workers]
+        answers: dict[RayWorker, Any] = {}
+        for worker, call in calls:
+            try:
+                answers[worker] = _answer(worker, call, method, *content)
+            except (DeviceFailed, WorkerDied) as error:
+                if not answers and worker is calls[-1][0]:
+                    raise
+                self.missing.append(str(error))
+                _log.warning("going on without one of %d workers of the Ray cluster: %s", len(calls), error)
+        self._workers = list(answers)
+        return answers
 
     def start(self, placed: Placement) -> list[RayWorker]:
         """Start workers without waiting for them."""
@@ -308,10 +323,6 @@ class Cluster:
         )
         return [RayWorker(remote.remote, self._callbacks) for _ in range(placed.workers)]
 
-    def _close_workers(self) -> None:
-        for worker in self._workers:
-            worker.close()
-
     def close(self) -> None:
         self._held.close()
 
@@ -326,8 +337,19 @@ def _calibrated(options: EngineOptions, onnx: GraphOptions) -> bool:
         return False
 
 
-def _reports(workers: Sequence[RayWorker]) -> list[dict[str, Any]]:
-    return [answer.result() for answer in [worker.call("report") for worker in workers]]
+def _answer(worker: RayWorker, call: Future[Any], method: str, *content: object) -> Any:
+    """Return what a call answers. Repeat it if the process dies, up to STARTS calls. Raises an answered error."""
+    for _ in range(STARTS - 1):
+        try:
+            answer = call.result()
+            break
+        except WorkerDied:
+            call = worker.call(method, *content)
+    else:
+        answer = call.result()
+    if isinstance(answer, EngineError):
+        raise answer
+    return answer
 
 
 def different(ours: Mapping[str, str], theirs: Mapping[str, str]) -> str:

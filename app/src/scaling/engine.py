@@ -35,20 +35,14 @@ class RemoteWorker(Protocol):
 
 
 class WorkerEngine(Loaded):
-    """See `core.pool.Member`. `load` waits for the model, whose facts are known after it. Thread-safe."""
+    """See `core.pool.Member`. Thread-safe."""
 
-    def __init__(self, worker: RemoteWorker, options: EngineOptions) -> None:
+    def __init__(self, worker: RemoteWorker, options: EngineOptions, loaded: Loaded) -> None:
+        """`loaded`: what the worker answered when it loaded these options."""
+        super().__init__(**vars(loaded))
         self.worker, self.options = worker, options
         self._closed = False
         self._stats: dict[str, EngineStats] = {}  # of each process, also of those that died
-        self._loading: Future[Loaded | EngineError] = worker.call("load", options)
-
-    def load(self) -> None:
-        """Wait for the model. Raises the errors of `load_engine`, and WorkerDied."""
-        loaded = self._loading.result()
-        if isinstance(loaded, EngineError):
-            raise loaded
-        vars(self).update(vars(loaded))
 
     def submit(
         self,

@@ -80,10 +80,12 @@ class Worker:
         self._loading = threading.Lock()
 
     def report(self) -> dict[str, Any]:
-        """Return the worker's process, machine and versions. `gpus`: CUDA_VISIBLE_DEVICES, None if it is not set."""
+        """Return the worker's process, machine and versions. `gpus`: CUDA_VISIBLE_DEVICES, None if it is not set;
+        `device`: None before a model is loaded."""
         # Set by Ray for this process, not by a user.
         gpus = os.environ.get("CUDA_VISIBLE_DEVICES")  # noqa: TID251 # nosemgrep: owl-environment - no setting
-        return {"pid": os.getpid(), "host": platform.node(), "gpus": gpus, "versions": versions()}
+        device = next((engine.profile.name for engine in self._engines.values()), None)
+        return {"pid": os.getpid(), "host": platform.node(), "gpus": gpus, "device": device, "versions": versions()}
 
     def load(self, options: EngineOptions) -> Loaded | EngineError:
         try:
