@@ -8,6 +8,7 @@ import functools
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,9 @@ from ruamel.yaml import YAML
 
 from app.src.observe.gpu import FIRST_LOOK_SECONDS
 from app.src.observe.metrics import Metrics
+from app.src.scaling.cluster import LEAST_STORE
 from app.src.settings import Settings, SettingsError, load
+from scripts.lib import locks
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "deployment/kubernetes"
@@ -27,8 +30,8 @@ OVERLAYS = sorted(path.parent for path in FOLDER.glob("overlays/*/kustomization.
 KUSTOMIZATIONS = sorted(FOLDER.rglob("kustomization.yaml"))
 PATCHES = sorted(FOLDER.rglob("patch-*.yaml"))
 MANIFESTS = sorted({*FOLDER.rglob("*.yaml")} - {*KUSTOMIZATIONS, *PATCHES})
-OPERATORS_KINDS = {"PodMonitor"}
-"""Their schemas are the Prometheus operator's, not Kubernetes'."""
+OPERATORS_KINDS = {"PodMonitor", "RayCluster"}
+"""Their schemas are the Prometheus operator's and KubeRay's, not Kubernetes'."""
 OLDEST = "1.31"
 FEW_OVERLAYS = [
     each if each.name == "search-replicas" else pytest.param(each, marks=pytest.mark.slow) for each in OVERLAYS
@@ -134,7 +137,7 @@ def test_all_that_a_kustomization_names_is_there(overlay: Path) -> None:
                 assert (kustomization.parent / file).is_file()
         for patch in content.get("patches", []):
             (document,) = read(kustomization.parent / patch["path"]) if "path" in patch else documents(patch["patch"])
-            target = patch.get("target", {"kind": document["kind"], "name": document["metadata"]["name"]})
+            target = patch.get("target") or {"kind": document["kind"], "name": document["metadata"]["name"]}
             assert [kind for kind, name in found if kind == target["kind"] and target.get("name", name) == name]
 
 
@@ -173,6 +176,21 @@ def test_everything_is_built_into_the_namespace_with_the_image_and_the_configura
 
 DEPLOYMENTS = [document for path in MANIFESTS for document in read(path) if document["kind"] == "Deployment"]
 pods = pytest.mark.parametrize("deployment", DEPLOYMENTS, ids=lambda document: document["metadata"]["name"])
+RAY = only(FOLDER / "components/ray/raycluster.yaml")
+RAY_SYNC = only(FOLDER / "components/ray/sync.yaml")
+RAY_PODS: list[Document] = [
+    {"metadata": {"name": name}, "spec": {"template": template}}
+    for name, template in (
+        ("ray-head", RAY["spec"]["headGroupSpec"]["template"]),
+        ("ray-worker", RAY["spec"]["workerGroupSpecs"][0]["template"]),
+        ("ray-sync", RAY_SYNC["spec"]["jobTemplate"]["spec"]["template"]),
+    )
+]
+"""In the form of a Deployment."""
+pods_of_ray = pytest.mark.parametrize("deployment", RAY_PODS, ids=lambda document: document["metadata"]["name"])
+all_pods = pytest.mark.parametrize(
+    "deployment", [*DEPLOYMENTS, *RAY_PODS], ids=lambda document: document["metadata"]["name"]
+)
 PERMITTED_VOLUMES = {"configMap", "secret", "persistentVolumeClaim", "emptyDir"}
 
 
@@ -191,7 +209,7 @@ def test_there_are_the_three_deployments() -> None:
     assert {document["metadata"]["name"] for document in DEPLOYMENTS} == {"owl-sap", "owl-sap-worker", "owl-sap-search"}
 
 
-@pods
+@all_pods
 def test_pod_meets_the_restricted_standard(deployment: Document) -> None:
     pod, container = pod_of(deployment), container_of(deployment)
     assert pod["securityContext"] == {
@@ -220,7 +238,7 @@ def test_namespace_enforces_it() -> None:
     assert labels["pod-security.kubernetes.io/enforce"] == "restricted"
 
 
-@pods
+@all_pods
 def test_pod_has_no_rights_in_the_cluster(deployment: Document) -> None:
     pod = pod_of(deployment)
     account = only(FOLDER / "base/serviceaccount.yaml")
@@ -347,7 +365,7 @@ def test_the_clusters_OWN_VARIABLES_would_be_refused(tmp_path: Path) -> None:
     """Why enableServiceLinks is false: for a Service owl-sap the cluster sets such variables in every pod."""
     with pytest.raises(SettingsError, match="OWL_SAP_SERVICE_HOST"):
         load(environ={"OWL_SAP_SERVICE_HOST": "10.0.0.1"}, folder=tmp_path)
-    for deployment in DEPLOYMENTS:
+    for deployment in (*DEPLOYMENTS, *RAY_PODS):
         assert pod_of(deployment)["enableServiceLinks"] is False
 
 
@@ -488,3 +506,148 @@ def test_only_prometheus_asks_the_worker() -> None:
     (peer,) = rule["from"]
     assert {"namespaceSelector", "podSelector"} == set(peer), "both must fit"
     assert policy["policyTypes"] == ["Ingress"]
+
+
+# ------------------------------------------------------------------------------------------------------ a Ray cluster
+
+
+def check_ray(*files: Path) -> int:
+    """Return the exit code of the check that scripts/check makes."""
+    schema = ROOT / "tests/ops/raycluster.schema.json"
+    command = [sys.executable, "-m", "check_jsonschema", "--schemafile", str(schema), *map(str, files)]
+    return subprocess.run(command, capture_output=True, timeout=60, check=False).returncode
+
+
+def test_the_ray_cluster_is_as_kuberays_schema_says(tmp_path: Path) -> None:
+    planted = copy.deepcopy(RAY)
+    planted["spec"]["workerGroupSpecs"][0]["rayStartParams"]["num-gpu"] = "1"
+    file = tmp_path / "planted.yaml"
+    YAML(typ="safe").dump(planted, file)
+    assert (check_ray(FOLDER / "components/ray/raycluster.yaml"), check_ray(file)) == (0, 1)
+    assert RAY["spec"]["rayVersion"] == str(locks.pins((locks.FOLDER / "cuda13-ray.txt").read_text())["ray"].version)
+
+
+@pods_of_ray
+def test_pod_of_ray_is_bounded_and_is_as_kubernetes_schema_says(deployment: Document) -> None:
+    template, container = deployment["spec"]["template"], container_of(deployment)
+    whole = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "any", **template["metadata"]}}
+    for version in (OLDEST, NEWEST):
+        kubernetes_validate.validate(whole | {"spec": template["spec"]}, version, strict=True)
+    for resource in ("memory", "ephemeral-storage"):
+        assert {resource} <= set(container["resources"]["limits"]) & set(container["resources"]["requests"])
+    assert "cpu" in container["resources"]["requests"]
+    volumes = {volume["name"]: volume for volume in pod_of(deployment)["volumes"]}
+    assert set(volumes) == {mount["name"] for mount in container["volumeMounts"]}
+    writable = {mount["mountPath"]: volumes[mount["name"]] for mount in container["volumeMounts"] if len(mount) == 2}
+    assert set(writable) == {"/dev/shm", "/tmp"}
+    assert all("sizeLimit" in volume["emptyDir"] for volume in writable.values())
+    assert writable["/dev/shm"]["emptyDir"]["medium"] == "Memory"
+
+
+@pods_of_ray
+def test_pod_of_ray_authenticates_by_a_file_and_reports_nothing(deployment: Document) -> None:
+    variables = {entry["name"]: entry["value"] for entry in container_of(deployment)["env"]}
+    assert (variables["RAY_AUTH_MODE"], variables["RAY_USAGE_STATS_ENABLED"]) == ("token", "0")
+    assert "RAY_AUTH_TOKEN" not in variables
+    volumes = {volume["name"]: volume for volume in pod_of(deployment)["volumes"]}
+    token = volumes["token"]["secret"]
+    assert token["defaultMode"] == 0o400
+    (file,) = {document["metadata"]["name"]: document for document in of_kind("Secret")}[token["secretName"]][
+        "stringData"
+    ]
+    mounts = {mount["name"]: mount["mountPath"] for mount in container_of(deployment)["volumeMounts"]}
+    if deployment["metadata"]["name"] != "ray-sync":
+        assert variables["RAY_AUTH_TOKEN_PATH"] == f"{mounts['token']}/{file}"
+        assert not [name for name in variables if name.startswith(("HANA_", "OWL_SAP_"))]
+        assert set(volumes) == {"token", "shm", "tmp"}, "nodes know no HANA"
+
+
+def test_workers_have_the_cards_and_the_head_computes_nothing() -> None:
+    head, (worker,) = RAY["spec"]["headGroupSpec"], RAY["spec"]["workerGroupSpecs"]
+    assert (head["rayStartParams"]["num-cpus"], head["rayStartParams"]["num-gpus"]) == ("0", "0")
+    resources = container_of(RAY_PODS[1])["resources"]
+    assert resources["limits"]["nvidia.com/gpu"] == int(worker["rayStartParams"]["num-gpus"]) == 1
+    assert resources["requests"]["cpu"] == worker["rayStartParams"]["num-cpus"]
+    assert "nvidia.com/gpu" not in {**container_of(RAY_PODS[0])["resources"]["limits"]}
+    for group, deployment in ((head, RAY_PODS[0]), (worker, RAY_PODS[1])):
+        assert int(group["rayStartParams"]["object-store-memory"]) >= LEAST_STORE
+        container = container_of(deployment)
+        (port,) = container["ports"]
+        assert port["containerPort"] == int(group["rayStartParams"].get("node-manager-port", 6379))
+        for kind in ("startup", "readiness", "liveness"):  # KubeRay's own ask the dashboard, which is not installed
+            assert container[f"{kind}Probe"]["tcpSocket"] == {"port": port["name"]}
+
+
+def test_the_sync_joins_the_cluster_with_a_token_of_its_own(tmp_path: Path) -> None:
+    """Its script, with stubs of both commands: a Secret's file is open to the group, and owl-sap refuses such a one."""
+    bash, _, text = container_of(RAY_PODS[2])["command"]
+    variables = {entry["name"]: entry["value"] for entry in container_of(RAY_PODS[2])["env"]}
+    secret, own = tmp_path / "secret", tmp_path / "auth_token"
+    secret.write_text("t0ken")
+    secret.chmod(0o440)
+    for name in ("ray", "owl-sap"):
+        (tmp_path / name).write_text(f'#!/bin/sh\necho {name} "$@"\ntest "$RAY_JOINS" = yes\n')
+        (tmp_path / name).chmod(0o755)
+    text = text.replace("/run/secrets/ray/auth_token", str(secret))
+    environment = variables | {"RAY_AUTH_TOKEN_PATH": str(own), "PATH": f"{tmp_path}:/usr/bin:/bin"}
+    for joins in ("yes", "no"):
+        own.unlink(missing_ok=True)
+        done = subprocess.run(
+            [bash, "-euc", text], env=environment | {"RAY_JOINS": joins}, capture_output=True, text=True, check=False
+        )
+        joined, *synced = done.stdout.splitlines()
+        assert joined.startswith(
+            f"ray start --address {RAY['metadata']['name']}-head-svc:6379 --num-cpus 0 --num-gpus 0 "
+        )
+        assert synced == (["owl-sap sync --all --scale ray"] if joins == "yes" else []), done.stderr
+        assert (own.read_text(), own.stat().st_mode & 0o777) == ("t0ken", 0o400)
+
+
+def test_the_settings_of_the_sync_are_understood(tmp_path: Path) -> None:
+    given = {entry["name"]: entry["value"] for entry in container_of(RAY_PODS[2])["env"]}
+    for name in ("HANA_HOST_FILE", "HANA_USER_FILE", "HANA_PASSWORD_FILE"):
+        given[name] = str(tmp_path / name)
+        Path(given[name]).write_text("any.host\n")
+    given["OWL_SAP_CONFIG"] = str(FOLDER / "base/owl-sap.toml")
+    settings = load(environ=given, folder=tmp_path).settings
+    assert (settings.scale.address, settings.scale.ranges) == (f"{RAY['metadata']['name']}-head-svc:6379", False)
+    assert settings.hana.host == "any.host"
+
+
+def test_only_nodes_of_ray_reach_each_other() -> None:
+    (policy,) = [each["spec"] for each in of_kind("NetworkPolicy") if each["metadata"]["name"] == "allow-ray"]
+    assert policy["ingress"] == [{"from": [{"podSelector": policy["podSelector"]}]}]
+    assert policy["egress"] == [{"to": [{"podSelector": policy["podSelector"]}]}]
+    labels = {each["spec"]["template"]["metadata"]["labels"]["app.kubernetes.io/component"] for each in RAY_PODS}
+    assert selected(policy["podSelector"]) == labels
+    assert not labels & {
+        each["spec"]["template"]["metadata"]["labels"]["app.kubernetes.io/component"] for each in DEPLOYMENTS
+    }
+
+
+def test_in_key_ranges_the_nodes_get_the_configuration_and_the_login(tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(FOLDER, tmp_path / "kubernetes"))
+    file = folder / "overlays/ray/kustomization.yaml"
+    file.write_text(file.read_text().replace("# - ../../components/ray-ranges", "- ../../components/ray-ranges"))
+    for overlay, ranges in ((FOLDER / "overlays/ray", False), (file.parent, True)):
+        made = {document["kind"]: document for document in built(overlay)}
+        cluster, job = made["RayCluster"]["spec"], made["CronJob"]["spec"]["jobTemplate"]["spec"]["template"]["spec"]
+        worker, head = cluster["workerGroupSpecs"][0]["template"]["spec"], cluster["headGroupSpec"]["template"]["spec"]
+        images = {pod["containers"][0]["image"] for pod in (worker, head, job)}
+        assert images == {"registry.invalid/owl-sap-connector:t4"}
+        assert worker["nodeSelector"] == {"nvidia.com/gpu.product": "Tesla-T4"}
+        assert "hana" not in str(head)
+        shared = ("OWL_SAP_CONFIG", "HANA_HOST_FILE", "HANA_USER_FILE", "HANA_PASSWORD_FILE")
+        variables = {entry["name"]: entry["value"] for entry in job["containers"][0]["env"]}
+        assert ("OWL_SAP_SCALE__RANGES" in variables) == ranges
+        given = {entry["name"]: entry["value"] for entry in worker["containers"][0]["env"]}
+        assert {name: given.get(name) for name in shared} == {
+            name: variables[name] if ranges else None for name in shared
+        }
+        for name in ("config", "hana"):
+            volume = [each for each in worker["volumes"] if each["name"] == name]
+            mount = [each for each in worker["containers"][0]["volumeMounts"] if each["name"] == name]
+            assert volume == ([each for each in job["volumes"] if each["name"] == name] if ranges else [])
+            assert mount == (
+                [each for each in job["containers"][0]["volumeMounts"] if each["name"] == name] if ranges else []
+            )
