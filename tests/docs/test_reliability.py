@@ -232,6 +232,12 @@ FAULTS = (
         "I10",
         "refused with the difference before a text is sent",
     ),
+    Fault(
+        37,
+        "the process that syncs on a Ray cluster is killed (SIGKILL)",
+        "I1-I4, I9",
+        "its workers end and write nothing more; the next sync waits for the lease, and goes on from what is stored",
+    ),
 )
 
 
@@ -303,5 +309,5 @@ def test_each_fault_has_a_test_or_a_reason(fault: Fault) -> None:
 
 
 def test_the_rows_are_numbered_and_markers_name_only_them() -> None:
-    assert [fault.number for fault in FAULTS] == list(range(1, 37))
+    assert [fault.number for fault in FAULTS] == list(range(1, 38))
     assert {number for proof in proofs() for number in proof.numbers} <= {fault.number for fault in FAULTS}

@@ -9,16 +9,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.adversity.scene import NAME, Scene
-from tests.ports import free_port
 from tests.scaling.conftest import Start
+from tests.scaling.nodes import head, node
 
 pytestmark = pytest.mark.not_fast
 ROW_BY_ROW = {"OWL_SAP_SYNC__PAGE_ROWS": "1", "OWL_SAP_SYNC__WINDOW": "1"}
@@ -76,6 +74,28 @@ def test_workers_read_and_write_key_ranges(scene: Scene, start: Start) -> None:
     assert json.loads(ended(start("verify", NAME, "--json"))[1])["ok"]
 
 
+def descendants(pid: int) -> set[int]:
+    found: set[int] = set()
+    for child in Path(f"/proc/{pid}/task").glob("*/children"):
+        for below in map(int, child.read_text().split()):
+            found |= {below} | descendants(below)
+    return found
+
+
+def command(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text()
+    except OSError:
+        return ""
+
+
+def until_ended(pids: set[int], seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while left := {pid: command(pid) for pid in pids if command(pid)}:
+        assert time.monotonic() < deadline, left
+        time.sleep(0.1)
+
+
 def test_settings_name_ray_but_only_sync_starts_it(start: Start) -> None:
     code = (
         "import sys; from app.src.settings import load; from app.src.service.service import Service\n"
@@ -110,45 +130,33 @@ def test_a_command_ends_while_ray_starts(start: Start, short_folder: Path) -> No
     assert (code, out) == (143, "")
 
 
-@contextmanager
-def node(folder: Path, *arguments: str, **variables: str) -> Iterator[Callable[[], None]]:
-    """A node of a cluster in a process group of its own. Yields what kills it."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
-    command = [str(Path(sys.executable).with_name("ray")), "start", "--block", f"--temp-dir={folder}", *arguments]
-    command += ["--object-store-memory=100000000", "--min-worker-port=0", "--max-worker-port=0"]
-    file = folder.with_suffix(".log")
-    with file.open("w") as log:
-        process = subprocess.Popen(
-            command,
-            env=environment | {"HOME": str(folder.parent), "RAY_USAGE_STATS_ENABLED": "0"} | variables,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-        )
-
-    def kill() -> None:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-
-    try:
-        deadline = time.monotonic() + 120
-        while "--block" not in (text := file.read_text()):
-            assert process.poll() is None, text
-            assert time.monotonic() < deadline, text
-            time.sleep(0.3)
-        yield kill
-    finally:
-        kill()
-
-
-@contextmanager
-def head(folder: Path, cpus: int = 2, **variables: str) -> Iterator[tuple[str, Callable[[], None]]]:
-    """The first node of a cluster. Yields its address, and what kills it."""
-    port = free_port()
-    arguments = ["--head", f"--port={port}", f"--num-cpus={cpus}", "--include-dashboard=false"]
-    with node(folder, *arguments, "--node-ip-address=127.0.0.1", **variables) as kill:
-        yield f"127.0.0.1:{port}", kill
+@pytest.mark.slow
+@pytest.mark.proves(37)
+@pytest.mark.parametrize("scene", ["hana"], indirect=True)
+def test_a_killed_driver_ends_its_local_cluster_and_the_next_sync_continues(
+    scene: Scene, start: Start, short_folder: Path
+) -> None:
+    given = {"OWL_SAP_SCALE__RANGES": "true", "TMPDIR": str(short_folder)}
+    process = start("sync", NAME, *ON_RAY, **given, **ROW_BY_ROW)
+    until_stored(scene, process)
+    cluster = descendants(process.pid)
+    assert len(cluster) >= 4, "two workers, raylet and GCS"
+    process.kill()
+    process.wait()
+    (left,) = short_folder.glob("owl-ray-*")
+    os.utime(left, (0, 0))  # it is no longer that of a process which is about to lock it
+    until_ended({pid for pid in cluster if "Agent" not in command(pid)}, 20)
+    stored = scene.content()
+    code, out, errors = ended(start("sync", NAME, "--json", *ON_RAY, **given))  # waits for the lease of the killed one
+    assert code == 0, errors
+    report = json.loads(out)[0]
+    assert (report["unchanged"], report["unchanged"] + report["upserted"] + report["empty"]) == (
+        len(stored),
+        scene.rows,
+    )
+    assert not list(short_folder.glob("owl-ray-*"))
+    assert json.loads(ended(start("verify", NAME, "--json"))[1])["ok"]
+    until_ended(cluster, 120)  # Ray's agents look for the head for a minute
 
 
 @pytest.mark.slow

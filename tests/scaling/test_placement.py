@@ -81,6 +81,20 @@ def test_little_shared_memory_is_refused_before_ray_starts(monkeypatch: pytest.M
         Cluster(ScaleSettings())
 
 
+def test_folders_of_killed_processes_are_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster, "_folder", lambda: str(tmp_path))
+    killed, just_made, other = (tmp_path / name for name in ("owl-ray-killed", "owl-ray-young", "other"))
+    for folder in (killed, just_made, other):
+        (folder / "r").mkdir(parents=True)
+    with cluster._closed_folder() as running:
+        for folder in (killed, Path(running), other):
+            os.utime(folder, (0, 0))
+        with cluster._closed_folder() as second:
+            assert set(tmp_path.iterdir()) == {just_made, other, Path(running), Path(second)}
+            assert Path(second).stat().st_mode & 0o077 == 0
+    assert set(tmp_path.iterdir()) == {just_made, other}
+
+
 def test_an_address_without_a_cluster_is_refused(listening: str, environment: pytest.MonkeyPatch) -> None:
     closed = socket.create_server(("127.0.0.1", 0))
     address = f"127.0.0.1:{closed.getsockname()[1]}"

@@ -6,6 +6,7 @@ Nothing secret is sent: a worker gets the model's options and texts; each node r
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import os
 import secrets
@@ -15,9 +16,10 @@ import stat
 import tempfile
 import textwrap
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -48,6 +50,8 @@ STARTS = 3  # of processes of a worker that die before they answer
 OBJECT_STORE = 256 << 20  # bytes of shared memory; blocks and their vectors are freed when read
 LEAST_STORE = 75 << 20  # Ray's minimum
 SHARED_MEMORY = Path("/dev/shm")  # nosec B108 # its size is read, nothing is written
+FOLDERS = "owl-ray-"  # how the names of local clusters' folders begin
+UNLOCKED_SECONDS = 60.0  # a younger folder may belong to a process that is about to lock it
 SHORT_FOLDER = "/tmp"  # nosec B108 # for a folder that only its owner can open
 ROOM_OF_SOCKETS = 87  # bytes of 107 that Ray and our folder add to the path of a socket
 CAUSE = 300  # characters of an error of Ray in ours
@@ -368,10 +372,7 @@ def _connected(scale: ScaleSettings, gpus: int | None) -> Iterator[None]:
     with ExitStack() as held:
         given: dict[str, Any] = {}
         if local:
-            # Ray opens its folder to all users, so it is inside one that is closed.
-            folder = held.enter_context(
-                tempfile.TemporaryDirectory(prefix="owl-ray-", dir=_folder(), ignore_cleanup_errors=True)
-            )
+            folder = held.enter_context(_closed_folder())
             given = {"_temp_dir": f"{folder}/r", "num_cpus": max(scale.actors, processors()), "num_gpus": gpus}
             given |= {"object_store_memory": _object_store(), "include_dashboard": False}
         else:
@@ -397,6 +398,32 @@ def _connected(scale: ScaleSettings, gpus: int | None) -> Iterator[None]:
         except Exception as error:  # Ray raises many kinds
             raise Unavailable(f"the Ray cluster at {scale.address} cannot be used: {_cause(error)}") from error
         yield
+
+
+@contextmanager
+def _closed_folder() -> Iterator[str]:
+    """Create a folder that only its owner can open, because Ray opens its own to all users. Delete those of processes
+    that were killed: the owner of a folder has locked it."""
+    for earlier in Path(_folder()).glob(f"{FOLDERS}*"):
+        with suppress(OSError), _opened(earlier) as descriptor:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if time.time() - os.fstat(descriptor).st_mtime > UNLOCKED_SECONDS:
+                shutil.rmtree(earlier, ignore_errors=True)
+    with (
+        tempfile.TemporaryDirectory(prefix=FOLDERS, dir=_folder(), ignore_cleanup_errors=True) as folder,
+        _opened(Path(folder)) as descriptor,
+    ):
+        fcntl.flock(descriptor, fcntl.LOCK_SH)
+        yield folder
+
+
+@contextmanager
+def _opened(folder: Path) -> Iterator[int]:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
 def _folder() -> str:
