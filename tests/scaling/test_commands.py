@@ -16,7 +16,7 @@ import pytest
 
 from tests.adversity.scene import NAME, Scene
 from tests.scaling.conftest import Start
-from tests.scaling.nodes import head, node
+from tests.scaling.nodes import head, kill, second
 
 pytestmark = pytest.mark.not_fast
 ROW_BY_ROW = {"OWL_SAP_SYNC__PAGE_ROWS": "1", "OWL_SAP_SYNC__WINDOW": "1"}
@@ -202,15 +202,16 @@ def test_a_killed_part_of_the_cluster_costs_no_row(killed: str, scene: Scene, st
     token.write_text("a" * 64)
     token.chmod(0o600)
     auth = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token)}
-    with head(short_folder / "head", 1, **auth) as (address, kill_head):
-        second = ("--address", address, "--num-cpus=1", "--node-ip-address=127.0.0.2")
-        with node(short_folder / "node", *second, **auth) as kill_node:
-            given = {"OWL_SAP_SCALE__ADDRESS": address, "OWL_SAP_SCALE__TOKEN_PATH": str(token)}
-            soon = {"RAY_gcs_rpc_server_reconnect_timeout_s": "3"}
-            process = start("sync", NAME, "--json", *ON_RAY, **given, **soon, **ROW_BY_ROW)
-            until_stored(scene, process)
-            (kill_node if killed == "node" else kill_head)()
-            out, errors = process.communicate(timeout=200)
+    with (
+        head(short_folder / "head", 1, **auth) as (address, first),
+        second(short_folder / "node", address, 1, **auth) as other,
+    ):
+        given = {"OWL_SAP_SCALE__ADDRESS": address, "OWL_SAP_SCALE__TOKEN_PATH": str(token)}
+        soon = {"RAY_gcs_rpc_server_reconnect_timeout_s": "3"}
+        process = start("sync", NAME, "--json", *ON_RAY, **given, **soon, **ROW_BY_ROW)
+        until_stored(scene, process)
+        kill(other if killed == "node" else first)
+        out, errors = process.communicate(timeout=200)
     assert (process.returncode == 0) == (killed == "node"), errors
     report = scene.sync(lease_wait=60.0)  # of a process that ended without giving it back
     assert report.unchanged >= 5
