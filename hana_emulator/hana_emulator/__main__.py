@@ -12,14 +12,15 @@ import signal
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hana_emulator.faults import Fault, FaultList, FaultRefused
 from hana_emulator.server import BindRefused, Server, check_loopback
 
 if TYPE_CHECKING:
+    from hana_emulator.nlp import Nlp
     from hana_emulator.tls import Tls
 
 _PARENT_CHECK_SECONDS = 0.5
@@ -36,6 +37,10 @@ def _fault(document: str) -> Fault:
 
 class _FolderRefused(Exception):
     """A running emulator already uses the data folder."""
+
+
+class _FunctionRefused(Exception):
+    """The function of --embedder or --reranker cannot be imported."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -67,6 +72,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         metavar="N",
         help="lock a user after N wrong passwords in a row (default %(default)s; 0: never)",
     )
+    parser.add_argument(
+        "--embedder", metavar="PACKAGE.MODULE:FUNCTION", help="computes VECTOR_EMBEDDING; default: hashes words"
+    )
+    parser.add_argument(
+        "--reranker", metavar="PACKAGE.MODULE:FUNCTION", help="computes CROSS_ENCODE; default: compares words"
+    )
+    parser.add_argument(
+        "--without-nlp",
+        type=int,
+        nargs="?",
+        const=258,
+        choices=(258, 328),
+        metavar="CODE",
+        help="refuse VECTOR_EMBEDDING and CROSS_ENCODE with error 258 (default) or 328",
+    )
     parser.add_argument("--parent-pid", type=int, metavar="PID", help="end when this process ends")
     options = parser.parse_args(arguments)
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -75,7 +95,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         check_loopback(options.host)
         with _data_folder(options.data) as folder:
             _run(options, folder)
-    except (BindRefused, _FolderRefused, OSError) as error:
+    except (BindRefused, _FolderRefused, _FunctionRefused, OSError) as error:
         sys.stderr.write(f"hana_emulator: {_refusal(error, options)}\n")
         return 2
     return 0
@@ -107,7 +127,7 @@ def _run(options: argparse.Namespace, folder: Path) -> None:
     from hana_emulator.sql.database import Database
 
     try:
-        database = Database(folder, options.user, options.password, options.schema)
+        database = Database(folder, options.user, options.password, options.schema, nlp=_nlp(options))
     except RuntimeError as error:
         raise _FolderRefused(error) from None
     try:
@@ -132,6 +152,19 @@ def _run(options: argparse.Namespace, folder: Path) -> None:
             server.serve()
     finally:
         database.close()
+
+
+def _nlp(options: argparse.Namespace) -> Nlp:
+    from hana_emulator import nlp  # slow to import
+
+    def chosen(option: str, name: str | None) -> Callable[..., Any] | None:
+        try:
+            return None if name is None else nlp.function_named(name)
+        except ValueError as error:
+            raise _FunctionRefused(f"{option}: {error}") from None
+
+    embedder, reranker = chosen("--embedder", options.embedder), chosen("--reranker", options.reranker)
+    return nlp.Nlp(embedder, reranker, options.without_nlp)
 
 
 def _tls(options: argparse.Namespace, folder: Path) -> Tls | None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from hana_emulator.errors import HanaError
+from hana_emulator.nlp import Nlp
 from hana_emulator.seam import Statement
 from hana_emulator.sql.database import Database
 from hana_emulator.sql.session import Session
@@ -23,12 +24,12 @@ _IN_MEMORY = Path("/dev/shm")
 _ROOM = 1 << 30
 
 
-def open_database(path: Path | None = None, *, lock_timeout: float = 10.0) -> Database:
+def open_database(path: Path | None = None, *, lock_timeout: float = 10.0, nlp: Nlp | None = None) -> Database:
     before = tempfile.tempdir
     if path is None and os.access(_IN_MEMORY, os.W_OK) and shutil.disk_usage(_IN_MEMORY).free > _ROOM:
         tempfile.tempdir = str(_IN_MEMORY)
     try:
-        return Database(path, USER, PASSWORD, SCHEMA, lock_timeout=lock_timeout)
+        return Database(path, USER, PASSWORD, SCHEMA, lock_timeout=lock_timeout, nlp=nlp)
     finally:
         tempfile.tempdir = before
 

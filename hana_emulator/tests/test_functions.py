@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hana_emulator.errors import HanaError
+from hana_emulator.nlp import Nlp
 from hana_emulator.sql.functions import registration as functions
 from hana_emulator.sql.functions.builtin import fulltext, fvecs, json_path, moments
 from hana_emulator.sql.functions.registration import Context
@@ -36,7 +37,7 @@ def context() -> Context:
 def call(context: Context) -> Iterator[Call]:
     """Calls a HANA function through SQLite with bound arguments, raising the HanaError it left behind."""
     connection = sqlite3.connect(":memory:")
-    functions.register(connection, context)
+    functions.register(connection, context, Nlp())
 
     def run(name: str, *arguments: Any) -> Any:
         context.error = None
@@ -518,7 +519,7 @@ def test_null_in_null_out_for_every_function_with_arguments(call: Call) -> None:
 
 def test_every_signature_is_registered(context: Context) -> None:
     connection = sqlite3.connect(":memory:")
-    functions.register(connection, context)
+    functions.register(connection, context, Nlp())
     known = {row[0] for row in connection.execute("SELECT name FROM pragma_function_list")}
     assert {signature.sqlite_name for signature in SIGNATURES.values()} <= known
     for signature in SIGNATURES.values():

@@ -10,9 +10,11 @@ import tempfile
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 
 from hana_emulator.errors import HanaError, syntax_error
+from hana_emulator.nlp import Nlp
 from hana_emulator.sql import explain
 from hana_emulator.sql.catalog import catalog as catalogue
 from hana_emulator.sql.catalog import rights, system_views
@@ -67,9 +69,17 @@ class Database:
     """
 
     def __init__(
-        self, path: Path | None, user: str, password: str, schema: str, *, lock_timeout: float = LOCK_TIMEOUT_SECONDS
+        self,
+        path: Path | None,
+        user: str,
+        password: str,
+        schema: str,
+        *,
+        lock_timeout: float = LOCK_TIMEOUT_SECONDS,
+        nlp: Nlp | None = None,
     ) -> None:
         self.lock_timeout = lock_timeout
+        self.nlp = nlp or Nlp()
         self.statement_memory = limits.STATEMENT_BYTES
         # Held while a session runs a statement of its writing transaction or parks another session's transaction
         self.turn = threading.RLock()
@@ -128,7 +138,7 @@ class Database:
 
             rights.record_owner(connection, self._user)
             connection.execute("COMMIT")
-            return catalogue.load(connection, 1)
+            return replace(catalogue.load(connection, 1), lacking=self.nlp.refusals())
         finally:
             connection.close()
 
@@ -143,7 +153,7 @@ class Database:
         )
         for pragma in _PRAGMAS:
             connection.execute(pragma)
-        functions.register(connection, context)
+        functions.register(connection, context, self.nlp)
         writer = writer or Writer(self)
         connection.create_function(TOUCH_FUNCTION, 2, writer.touch)
         connection.create_function(ENFORCING_FUNCTION, 0, writer.is_enforcing)

@@ -7,6 +7,7 @@ import sqlite3
 from collections.abc import Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, assert_never
 
@@ -417,7 +418,7 @@ class Session:
             finally:
                 connection.set_authorizer(None)
             rights.record_owner(connection, self.context.user)
-            following = catalogue.load(connection, before.version + 1)
+            following = replace(catalogue.load(connection, before.version + 1), lacking=before.lacking)
             before.rights.require(self.context.user, bench.touches)
             definitions.require_change(self.context.user, before, following)
             changed |= catalogue.reindexed(before, following) | catalogue.referred_anew(before, following)

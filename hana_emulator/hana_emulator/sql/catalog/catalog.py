@@ -186,6 +186,12 @@ class Catalog:
     session: int = 0  # The session whose local temporary tables `find` returns
     # By SQLite key of a table: keys of the tables into which triggers may insert after a write to it; see `_fired`
     fired: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: MappingProxyType({}))
+    # Functions that the instance lacks, by name, with the error that a statement with one of them gets
+    lacking: Mapping[str, HanaError] = field(default_factory=lambda: MappingProxyType({}))
+
+    def require_function(self, name: str) -> None:
+        if name in self.lacking:
+            raise HanaError(self.lacking[name].code, self.lacking[name].text)
 
     def seen_by(self, session: int) -> Catalog:
         return replace(self, session=session)

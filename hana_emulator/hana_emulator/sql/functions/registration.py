@@ -16,8 +16,9 @@ from functools import lru_cache, partial
 from typing import Any
 
 from hana_emulator.errors import HanaError, out_of_memory
+from hana_emulator.nlp import Nlp
 from hana_emulator.seam import Storage
-from hana_emulator.sql.functions.builtin import moments, numbers, texts
+from hana_emulator.sql.functions.builtin import fvecs, moments, numbers, texts
 from hana_emulator.sql.functions.signatures import NAME, SCALARS, SIGNATURES, TEXT, TIME, Signature
 from hana_emulator.sql.language.datatypes import nvarchar
 from hana_emulator.sql.language.limits import MemoryWatch
@@ -79,8 +80,17 @@ SESSION_VARIABLES = "owl_session_variables"  # SQLite function: the session's va
 # ------------------------------------------------------------------------------------------------------- registration
 
 
-def register(connection: sqlite3.Connection, context: Context) -> None:
+def register(connection: sqlite3.Connection, context: Context, nlp: Nlp) -> None:
     """Register all functions with `connection`; their names begin with `hana_`."""
+
+    def embed(text: str | None, *arguments: str | None) -> bytes | None:
+        return None if text is None else fvecs.encode(nlp.embed(text, *arguments))
+
+    def score(document: str | None, query: str | None, model: str | None) -> float | None:
+        return None if document is None or query is None else nlp.score(document, query, model)
+
+    connection.create_function("hana_vector_embedding", -1, _guarded(embed, context), deterministic=True)
+    connection.create_function("hana_cross_encode", 3, _guarded(score, context), deterministic=True)
     for name, scalar in SCALARS.items():
         guarded = _guarded(scalar.compute, context, strict=scalar.strict)
         connection.create_function(name, -1, guarded, deterministic=scalar.pure)

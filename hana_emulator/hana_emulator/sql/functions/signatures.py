@@ -201,6 +201,10 @@ _define("L2NORMALIZE", fvecs.l2_normalize, (REAL_VECTOR,), _vector_like)
 _define("TO_REAL_VECTOR", fvecs.to_real_vector, (NCLOB,), REAL_VECTOR)
 _define("TO_HALF_VECTOR", fvecs.to_half_vector, (NCLOB,), HALF_VECTOR)
 SCALARS["hana_vector_text"] = Scalar(fvecs.to_text)
+# `registration.py` has the function, which needs the NLP service. The last arguments: [schema,] remote source.
+SIGNATURES["VECTOR_EMBEDDING"] = Signature(
+    "hana_vector_embedding", (NCLOB, TEXT, TEXT, TEXT, TEXT), REAL_VECTOR, required=3
+)
 
 # --- conversions ------------------------------------------------------------------------------------------------------
 

@@ -16,6 +16,7 @@ from hana_emulator.sql.query.coercion import coerce, sort_key, text_of
 from hana_emulator.sql.query.scope import Binding, Bound, Scope
 from hana_emulator.types import (
     BIGINT,
+    DEFAULT_PARAMETER,
     DOUBLE,
     FLOATS,
     INTEGER,
@@ -181,6 +182,8 @@ def window(binding: Binding, scope: Scope, node: exp.Expr) -> Bound:
     if not isinstance(node.this, exp.Anonymous | exp.WithinGroup):
         raise not_supported("this window function")
     outer = scope.aggregates
+    if str(node.this.this).upper() == "CROSS_ENCODE":
+        return _cross_encode(binding, scope, node)
     if isinstance(node.this, exp.WithinGroup):
         function = within_group(binding, scope, node.this)
     else:
@@ -210,6 +213,22 @@ def window(binding: Binding, scope: Scope, node: exp.Expr) -> Bound:
             f"{kind} BETWEEN {start} AND {bound(end, spec.args.get('end_side'))}" if end else f"{kind} {start}"
         )
     return Bound(f"{function.sql} OVER ({' '.join(parts)})", function.type, function.nullable)
+
+
+def _cross_encode(binding: Binding, scope: Scope, node: exp.Expr) -> Bound:
+    """CROSS_ENCODE(document, query, model) OVER (). COUNT(*) lets SQLite refuse it where no window function may be."""
+    binding.catalog.require_function("CROSS_ENCODE")
+    if len(node.this.expressions) != 3:
+        raise wrong_arguments("CROSS_ENCODE")
+    if any(node.args.get(part) for part in ("partition_by", "order", "spec")):
+        raise not_supported("CROSS_ENCODE with a window other than OVER ()")
+    kinds = (NCLOB, NCLOB, DEFAULT_PARAMETER)
+    bounds = [
+        text_of(expressions.bind(binding, scope, argument, kind))
+        for argument, kind in zip(node.this.expressions, kinds, strict=True)
+    ]
+    call = f"hana_cross_encode({', '.join(bound.sql for bound in bounds)})"
+    return Bound(f"CASE WHEN count(*) OVER () THEN {call} END", DOUBLE)
 
 
 def _window_function(binding: Binding, scope: Scope, name: str, arguments: Sequence[exp.Expr]) -> Bound:

@@ -33,6 +33,7 @@ _EXTRACTED = {"DAY": "DAYOFMONTH"} | {part: part for part in ("YEAR", "MONTH", "
 
 def call(binding: Binding, scope: Scope, name: str, arguments: Sequence[exp.Expr]) -> Bound:
     """Bind a call of the HANA function `name`. Raises HanaError 328 for an unknown name."""
+    binding.catalog.require_function(name)
     if name in aggregates.AGGREGATES:
         return aggregates.call(binding, scope, name, arguments)
     if name in _SPECIAL:
@@ -90,6 +91,21 @@ def _nullif(binding: Binding, scope: Scope, arguments: Sequence[exp.Expr]) -> Bo
         raise syntax_error("NULLIF needs two arguments")
     left, right = expressions.bind_pair(binding, scope, *arguments)
     return Bound(f"CASE WHEN {expressions.compare('=', left, right)} THEN NULL ELSE {left.sql} END", left.type)
+
+
+@_SPECIAL("VECTOR_EMBEDDING")
+def _vector_embedding(binding: Binding, scope: Scope, arguments: Sequence[exp.Expr]) -> Bound:
+    """VECTOR_EMBEDDING(text, type, model[, remote source]); the remote source is an identifier or a text."""
+    signature = signatures.SIGNATURES["VECTOR_EMBEDDING"]
+    named = [
+        exp.Literal.string(expressions.identifier(node.this)) if isinstance(node, exp.Column) else node
+        for node in arguments[3:]
+    ]
+    bounds = [
+        expressions.bind(binding, scope, argument, signature.parameter(index))
+        for index, argument in enumerate([*arguments[:3], *named])
+    ]
+    return expressions.by_signature("VECTOR_EMBEDDING", bounds)
 
 
 @_SPECIAL("MAP")
