@@ -146,12 +146,12 @@ def test_a_large_call_is_divided_and_its_rows_keep_their_order(scene: Scene, alo
     assert sum(scene.computed()) == len(TEXTS)
 
 
-@pytest.mark.parametrize("parts", [1, 2])
-def test_a_pool_may_divide_a_call_into_fewer_parts(parts: int) -> None:
+@pytest.mark.parametrize("blocks", [1, 2])
+def test_a_pool_may_divide_a_call_into_fewer_blocks(blocks: int) -> None:
     members = [EmbeddingEngine(ScriptedBackend()) for _ in range(2)]
-    with EnginePool(members[0], members, parts) as pool:
+    with EnginePool(members[0], members, blocks) as pool:
         pool.embed([f"pump {number:05d}" for number in range(900)])
-        assert 2 * parts <= pool.stats().blocks <= 2 * parts + 1
+        assert 2 * blocks <= pool.stats().blocks <= 2 * blocks + 1
 
 
 def test_every_member_computes_at_the_same_time(scene: Scene, alone: Vectors) -> None:
@@ -177,8 +177,8 @@ def test_a_small_call_goes_whole_to_the_member_with_less_work(scene: Scene) -> N
 
 
 @pytest.fixture
-def parts(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
-    """The member and the number of texts of each part, in order."""
+def blocks(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """The member and the number of texts of each block, in order."""
     found: list[tuple[int, int]] = []
     for place, member in enumerate(scene.pool.members):
         submit = member.submit
@@ -191,26 +191,61 @@ def parts(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]
     return found
 
 
-def test_parts_of_short_texts_fill_a_fast_card(scene: Scene, parts: list[tuple[int, int]]) -> None:
+def test_bulk_calls_share_the_room_at_the_members_and_others_do_not_wait_for_it(
+    scene: Scene, blocks: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch, alone: Vectors
+) -> None:
+    asked, ask = list[Any](), scene.pool._waited_for_room
+
+    def waited(*given: Any) -> bool:
+        asked.append(given)
+        return ask(*given)
+
+    monkeypatch.setattr(scene.pool, "_waited_for_room", waited)
+    for backend in scene.backends:
+        backend.go.clear()
+    calls = [later(partial(scene.pool.embed, TEXTS, "bulk")) for _ in range(3)]
+    while len(asked) < 4 + len(calls):  # each call waits for room, two blocks are at each member
+        time.sleep(0.001)
+    search = later(partial(scene.pool.embed, ["oil"], "interactive"))
+    while (0, 1) not in blocks and (1, 1) not in blocks:
+        time.sleep(0.001)
+    assert len(blocks) == 4 + 1
+    for backend in scene.backends:
+        backend.go.set()
+    assert search.result(60).shape == (1, 32)
+    for call in calls:
+        np.testing.assert_array_equal(call.result(60), alone)
+    assert scene.pool._bulk == 0
+
+
+def test_a_call_that_fails_leaves_its_room(scene: Scene) -> None:
+    for _ in range(5):
+        with pytest.raises(ValueError, match='"query" or "document"'):
+            scene.pool.embed(TEXTS, "bulk", input_type="other")  # type: ignore[arg-type]
+    assert scene.pool._bulk == 0
+    assert scene.pool.embed(TEXTS, "bulk").shape == (len(TEXTS), 32)
+
+
+def test_blocks_of_short_texts_fill_a_fast_card(scene: Scene, blocks: list[tuple[int, int]]) -> None:
     scene.pool._first.memory.planned_tokens = 65_536
     scene.pool.embed([f"pump {number:05d}" for number in range(40_000)])
-    sizes = [size for _, size in parts]
+    sizes = [size for _, size in blocks]
     assert min(sizes[:-1]) * len("pump 00000") >= 65_536
-    assert len({place for place, _ in parts}) == 2
+    assert len({place for place, _ in blocks}) == 2
 
 
-def test_parts_of_a_very_large_call_fill_a_window(scene: Scene, parts: list[tuple[int, int]]) -> None:
+def test_blocks_of_a_very_large_call_fill_a_window(scene: Scene, blocks: list[tuple[int, int]]) -> None:
     scene.pool._first.memory.planned_tokens = 64
     scene.pool.embed([f"pump {number:05d}" for number in range(2_000)])
-    assert max(size for _, size in parts) * len("pump 00000") <= 4 * 64 * 4 + 10
+    assert max(size for _, size in blocks) * len("pump 00000") <= 4 * 64 * 4 + 10
 
 
 def test_a_search_stays_in_this_process_and_bulk_work_goes_to_the_children_first(
-    scene: Scene, parts: list[tuple[int, int]]
+    scene: Scene, blocks: list[tuple[int, int]]
 ) -> None:
     scene.pool.embed(["pump"])
     scene.pool.embed(TEXTS)
-    assert [place for place, _ in parts][:2] == [0, 1]
+    assert [place for place, _ in blocks][:2] == [0, 1]
 
 
 @FEW
@@ -249,7 +284,7 @@ def test_a_text_that_does_not_fit_is_the_callers_error(scene: Scene) -> None:
 
 
 @pytest.mark.parametrize("number", [0, 1])
-def test_the_others_compute_the_parts_of_a_failed_member(
+def test_the_others_compute_the_blocks_of_a_failed_member(
     scene: Scene, alone: Vectors, number: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     failing, other = scene.backends[number], scene.backends[1 - number]
@@ -412,7 +447,7 @@ def attempts(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> Callable[[Callabl
 
 
 def test_a_suspect_is_computed_alone_and_other_work_goes_to_other_members(
-    scene: Scene, parts: list[tuple[int, int]], attempts: Callable[[Callable[[int], None]], list[int]]
+    scene: Scene, blocks: list[tuple[int, int]], attempts: Callable[[Callable[[int], None]], list[int]]
 ) -> None:
     others: list[Future[Vectors]] = []
 
@@ -425,7 +460,7 @@ def test_a_suspect_is_computed_alone_and_other_work_goes_to_other_members(
     members = attempts(work)
     assert scene.pool.embed(["oil"], "bulk").shape == (1, 32)
     assert sorted(members[2:]) == [0, 1], "after it died alone, it is tried at another member"
-    assert [place for place, _ in parts[3:6]] == [members[3]] * 3
+    assert [place for place, _ in blocks[3:6]] == [members[3]] * 3
     assert [other.result(60).shape for other in others] == [(1, 32)] * 6
 
 
@@ -448,19 +483,19 @@ def test_a_text_is_not_blamed_for_deaths_in_company(
 
 
 @pytest.mark.proves(29)
-def test_a_part_that_killed_one_member_is_computed_whole_by_another(
-    scene: Scene, parts: list[tuple[int, int]], alone: Vectors
+def test_a_block_that_killed_one_member_is_computed_whole_by_another(
+    scene: Scene, blocks: list[tuple[int, int]], alone: Vectors
 ) -> None:
     scene.backends[1].deadly, scene.backends[1].lives = "", 1
     np.testing.assert_array_equal(scene.pool.embed(TEXTS), alone)
     assert deaths(scene) == 1
-    sizes = Counter(size for _, size in parts)
-    undivided = Counter(stop - start for start, stop in scene.pool._parts(TEXTS))
-    assert sizes - undivided, "a part was given to two members"
+    sizes = Counter(size for _, size in blocks)
+    undivided = Counter(stop - start for start, stop in scene.pool._blocks(TEXTS))
+    assert sizes - undivided, "a block was given to two members"
     assert sizes.keys() == undivided.keys(), "and none was halved"
     stats = scene.pool.stats()
-    assert stats.blocks == len(parts)
-    assert stats.repeated_blocks == len(parts) - undivided.total()
+    assert stats.blocks == len(blocks)
+    assert stats.repeated_blocks == len(blocks) - undivided.total()
 
 
 def test_the_only_member_computes_again_what_it_died_of() -> None:
@@ -472,14 +507,14 @@ def test_the_only_member_computes_again_what_it_died_of() -> None:
 
 @pytest.mark.proves(29)
 def test_members_that_always_die_fail_the_call_in_bounded_rounds(
-    scene: Scene, parts: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+    scene: Scene, blocks: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pool_module, "ROUNDS", 5)
     for backend in scene.backends:
         backend.deadly = ""
     with pytest.raises(WorkerDied, match="ended 6 times during one call"):
         scene.pool.embed(TEXTS)
-    assert len(parts) == 2 * len(scene.pool._parts(TEXTS)) + 6
+    assert len(blocks) == 2 * len(scene.pool._blocks(TEXTS)) + 6
 
 
 def test_a_search_kills_two_members_at_most(scene: Scene) -> None:
@@ -493,15 +528,15 @@ def test_a_search_kills_two_members_at_most(scene: Scene) -> None:
 
 
 def test_a_member_that_died_gets_a_second_part_when_it_has_computed_one(
-    scene: Scene, parts: list[tuple[int, int]]
+    scene: Scene, blocks: list[tuple[int, int]]
 ) -> None:
     scene.backends[0].deadly, scene.backends[0].lives = "", 1
     scene.pool.submit(["oil"]).result(60)
-    assert [place for place, _ in parts] == [0, 1]
+    assert [place for place, _ in blocks] == [0, 1]
     for backend in scene.backends:
         backend.go.clear()
     futures = [scene.pool.submit([f"pump {number}"]) for number in range(5)]
-    assert [place for place, _ in parts[2:]] == [0, 1, 1, 1, 1]
+    assert [place for place, _ in blocks[2:]] == [0, 1, 1, 1, 1]
     for backend in scene.backends:
         backend.go.set()
     assert [future.result(60).shape for future in futures] == [(1, 32)] * 5
@@ -787,7 +822,7 @@ def test_errors_survive_the_way_between_processes(error: Exception) -> None:
 
 def test_a_child_that_dies_in_a_call_is_replaced_by_the_others(children: EnginePool, hashing: EmbeddingEngine) -> None:
     child = child_of(children)
-    os.kill(child._child.process.pid, signal.SIGSTOP)  # so that its part is still there when it dies
+    os.kill(child._child.process.pid, signal.SIGSTOP)  # so that its block is still there when it dies
     call = later(lambda: children.embed_counted(TEXTS))
     while not child._child.waiting:
         time.sleep(0.001)

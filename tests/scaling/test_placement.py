@@ -44,9 +44,9 @@ def test_workers_get_a_share_of_their_nodes(
     ("scale", "device", "nodes", "message"),
     [
         ({}, "cuda", [CPUS], "no node of the Ray cluster has a GPU"),
-        ({"actors": 5}, "all", [CARDS], "room for 4 of 5 actors"),
-        ({"actors": 9}, "auto", [CPUS], "room for 8 of 9 actors"),
-        ({"actors": 3, "threads": 8}, "auto", [CPUS, CPUS], "room for 2 of 3 actors"),
+        ({"actors": 5}, "all", [CARDS], "room for 4 of 5 workers"),
+        ({"actors": 9}, "auto", [CPUS], "room for 8 of 9 workers"),
+        ({"actors": 3, "threads": 8}, "auto", [CPUS, CPUS], "room for 2 of 3 workers"),
         ({}, "auto", [{"memory": 1.0}], "no node of the Ray cluster has a CPU"),
     ],
 )

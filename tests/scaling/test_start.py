@@ -189,4 +189,4 @@ def test_check_refuses_a_token_that_is_missing_or_can_be_read_by_others(
 def test_check_refuses_more_workers_than_the_nodes_hold(begin: Begin, check: Check) -> None:
     begin([])
     done = check("--actors", "9")
-    assert (done.exit_code, "room for 8 of 9 actors" in done.stderr) == (2, True)
+    assert (done.exit_code, "room for 8 of 9 workers" in done.stderr) == (2, True)

@@ -18,7 +18,7 @@ ScaleFlag = Annotated[
     Literal["off", "ray"] | None,
     typer.Option("--scale", help="Where to embed: here, or on a Ray cluster (docs/scale.md)."),
 ]
-ActorsFlag = Annotated[int | None, typer.Option(min=0, help="Processes of the Ray cluster that embed; 0: by its GPUs.")]
+ActorsFlag = Annotated[int | None, typer.Option(min=0, help="Workers of the Ray cluster; 0: by its GPUs.")]
 _COLUMNS = ("host", "pid", "device", "gpus", "Python", "ray", "torch")
 
 

@@ -19,12 +19,12 @@ from .backends import DeviceFailed, DeviceUnavailable, EngineClosed, InputType, 
 from .engine import Device, EmbeddingEngine, Engine, divided, strings
 from .queue import SMALL_SHARE, WINDOW, EngineOverloaded, EngineStats, Lane, Watcher, WorkerDied
 
-# A large call is divided into parts, but not below the share of a batch from which a request counts as bulk work.
-# PARTS for each device even out devices of different speed; IN_FLIGHT of a call wait at each. A part of a very large
-# call fills the window of texts that a queue sorts by length.
-PARTS, IN_FLIGHT = 4, 2
+# A large call is divided into blocks, but not below the share of a batch from which a request counts as bulk work.
+# BLOCKS for each device even out devices of different speed; IN_FLIGHT of all bulk calls are at each. A block of a very
+# large call fills the window of texts that a queue sorts by length.
+BLOCKS, IN_FLIGHT = 4, 2
 CHARACTERS = 4  # of a token, about
-# A part that killed DEATHS members is halved until the texts that do it are found. More than ROUNDS deaths in one call,
+# A block that killed DEATHS members is halved until the texts that do it are found. More than ROUNDS deaths in a call,
 # about ten such texts among 500, have another reason. A text waits at most ALONE_SECONDS until a member is idle.
 DEATHS, ROUNDS, ALONE_SECONDS = 2, 100, 60.0
 MEMBER_LOST = (DeviceFailed, EngineClosed)  # such a member gets no more work, and neither does one that says `failed`
@@ -56,7 +56,7 @@ class Member(Device, Protocol):
         normalize: bool,
         counted: Callable[[list[int]], None] | None,
     ) -> Future[Vectors]:
-        """As `Engine.submit`; errors may also be the future's. The texts of a part are distinct."""
+        """As `Engine.submit`; errors may also be the future's. The texts of a block are distinct."""
 
     def configure_queue(self, *, max_wait: float | None = None, watcher: Watcher | None = None) -> None: ...
 
@@ -82,17 +82,19 @@ class Member(Device, Protocol):
 
 
 class EnginePool(Engine):
-    """Gives each part of a call to the member with the fewest waiting characters.
+    """Gives each block of a call to the member with the fewest waiting characters.
 
     Runs on as long as one member works; a member that has failed gets no work again. A call is refused if all members
-    refuse it. Each member has a queue of its own. Parts of a member that died go to others. A text of bulk work that
+    refuse it. Each member has a queue of its own. Blocks of a member that died go to others. A text of bulk work that
     kills members while they compute nothing else has no vector (NonFinite).
     """
 
-    def __init__(self, first: EmbeddingEngine, members: Sequence[Member], parts: int = PARTS) -> None:
+    def __init__(
+        self, first: EmbeddingEngine, members: Sequence[Member], blocks: int = BLOCKS, in_flight: int = IN_FLIGHT
+    ) -> None:
         """`first` counts, splits and describes the model. It may be a member, or an engine without weights. The pool
-        closes both. `parts`: of a large call for each member. Raises DeviceUnavailable if a member's fingerprint
-        differs from that of `first`."""
+        closes both. `blocks`: of a large call for each member; `in_flight`: of all bulk calls for each member, on
+        average. Raises DeviceUnavailable if a member's fingerprint differs from that of `first`."""
         for number, member in enumerate(members, 1):
             if member.fingerprint != first.fingerprint:
                 raise DeviceUnavailable(
@@ -102,7 +104,7 @@ class EnginePool(Engine):
                 )
         self._members = tuple(members)
         self._first = first
-        self._parts_each = parts
+        self._blocks_each, self._in_flight = blocks, in_flight
         for name in Engine.__annotations__:
             setattr(self, name, getattr(members[0] if name in Device.__annotations__ else first, name))
         self._changed = threading.Condition()
@@ -110,6 +112,7 @@ class EnginePool(Engine):
         self._held: Member | None = None  # gets no other work as long as others work
         self._shared = False  # it got some all the same
         self._waiting = dict.fromkeys(self.members, 0)  # characters
+        self._bulk = 0  # blocks of bulk calls that members have
         self._lost: dict[Member, str] = {}
         self._counts = Counter[str]()
         self._watcher = Watcher()
@@ -123,29 +126,30 @@ class EnginePool(Engine):
         self._check_open()
         vectors = np.empty((len(texts), self.dimension), dtype=np.float32)
         counts = np.zeros(len(texts), dtype=np.intp)
-        parts = deque(slice(*ends) for ends in self._parts(texts))
-        lane = lane or ("bulk" if len(parts) > 1 else None)
+        blocks = deque(slice(*ends) for ends in self._blocks(texts))
+        lane = lane or ("bulk" if len(blocks) > 1 else None)
         pending: dict[Future[Vectors], slice] = {}
         suspects: list[slice] = []
 
-        def queue(part: slice, only: Member | None = None) -> Future[Vectors]:
-            count = partial(counts.__setitem__, part) if counted else None
-            return _Part(self, texts[part], lane, input_type, False, count, only).queue()
+        def queue(block: slice, only: Member | None = None) -> Future[Vectors]:
+            count = partial(counts.__setitem__, block) if counted else None
+            return _Block(self, texts[block], lane, input_type, False, count, only).queue()
 
         try:
-            while parts or pending:
-                while parts and len(pending) < IN_FLIGHT * len(self._working()):
-                    self._wait_while_held()
-                    part = parts.popleft()
-                    pending[_outcome(queue, part)] = part
-                for future in wait(pending, return_when=FIRST_COMPLETED).done:
-                    part = pending.pop(future)
+            while blocks or pending:
+                if blocks and self._waited_for_room(pending, lane):
+                    block = blocks.popleft()
+                    pending[future := _outcome(queue, block)] = block
+                    if lane == "bulk":
+                        future.add_done_callback(self._make_room)
+                for future in wait(pending, 0 if blocks else None, FIRST_COMPLETED).done:
+                    block = pending.pop(future)
                     try:
-                        _fill(vectors[part], future)
+                        _fill(vectors[block], future)
                     except WorkerDied:
                         if lane == "interactive":
                             raise
-                        suspects.append(part)
+                        suspects.append(block)
         finally:
             for future in pending:
                 future.cancel()
@@ -155,32 +159,32 @@ class EnginePool(Engine):
     def _isolate(
         self, suspects: Sequence[slice], vectors: Vectors, queue: Callable[[slice, Member], Future[Vectors]]
     ) -> None:
-        """Compute the halves of parts that killed members, each alone at a member, down to the texts that do it. These
+        """Compute the halves of blocks that killed members, each alone at a member, down to the texts that do it. These
         get NaN after DEATHS deaths, at different members if possible. Raises WorkerDied after ROUNDS deaths."""
-        # Part, deaths of a single text, and the member that the part or its other half killed last.
-        parts: deque[tuple[slice, int, Member | None]]
-        parts = deque((half, 0, None) for part in suspects for half in _halves(part))
+        # Block, deaths of a single text, and the member that the block or its other half killed last.
+        blocks: deque[tuple[slice, int, Member | None]]
+        blocks = deque((half, 0, None) for block in suspects for half in _halves(block))
         rounds = 0
-        while parts:
+        while blocks:
             self._check_open()
-            part, deaths, killed = parts.popleft()
+            block, deaths, killed = blocks.popleft()
             with self._held_alone(killed) as member:
-                future = _outcome(queue, part, member)
+                future = _outcome(queue, block, member)
                 try:
-                    _fill(vectors[part], future)
-                except MEMBER_LOST:  # another one computes the part; without another one `_working` raises
-                    parts.append((part, deaths, killed))
+                    _fill(vectors[block], future)
+                except MEMBER_LOST:  # another one computes the block; without another one `_working` raises
+                    blocks.append((block, deaths, killed))
                 except WorkerDied as error:
                     if (rounds := rounds + 1) > ROUNDS:
                         raise WorkerDied(
                             f"the engines of {self.model} ended {rounds} times during one call, so the reason is "
                             "hardly a text; look at their logs and at their machines' memory, then try again"
                         ) from error
-                    deaths += len(halves := _halves(part)) == 1 and not self._shared
+                    deaths += len(halves := _halves(block)) == 1 and not self._shared
                     if deaths < DEATHS:
-                        parts.extend((half, deaths, member) for half in halves)
+                        blocks.extend((half, deaths, member) for half in halves)
                     else:
-                        vectors[part] = np.nan
+                        vectors[block] = np.nan
                         _log.warning("%d engines of %s ended while they computed one text", DEATHS, self.model)
                 finally:
                     future.cancel()
@@ -203,10 +207,29 @@ class EnginePool(Engine):
                     self._held = None
                     self._changed.notify_all()
 
-    def _wait_while_held(self) -> None:
-        """Wait while another call has the only working member to itself."""
+    def _waited_for_room(self, pending: Collection[Future[Vectors]], lane: Lane | None) -> bool:
+        """Wait until a block may be queued, or one of these is done. Return whether one may be queued, and count it.
+        Bulk work waits until the members have less of it, all work while another call has the only working member to
+        itself."""
+
+        def room() -> bool:
+            self._check_open()
+            working = self._working()
+            return working != [self._held] and (lane != "bulk" or self._bulk < self._in_flight * len(working))
+
+        def done() -> bool:
+            return any(future.done() for future in pending)
+
         with self._changed:
-            self._changed.wait_for(lambda: self._held is None or self._working() != [self._held])
+            self._changed.wait_for(lambda: done() or room())
+            found = not done()
+            self._bulk += found and lane == "bulk"
+            return found
+
+    def _make_room(self, _done: Future[Vectors]) -> None:
+        with self._changed:
+            self._bulk -= 1
+            self._changed.notify_all()
 
     def submit(
         self,
@@ -219,15 +242,15 @@ class EnginePool(Engine):
     ) -> Future[Vectors]:
         """As `Engine.submit`; the call goes whole to one member."""
         self._check_open()
-        future = _Part(self, strings(texts), lane, input_type, normalize, counted).queue()
+        future = _Block(self, strings(texts), lane, input_type, normalize, counted).queue()
         self._count_texts(len(texts), len(set(texts)))
         return future
 
-    def _parts(self, texts: Sequence[str]) -> list[tuple[int, int]]:
-        """Return the start and end of each part of a call."""
+    def _blocks(self, texts: Sequence[str]) -> list[tuple[int, int]]:
+        """Return the start and end of each block of a call."""
         total, batch = sum(map(len, texts)), CHARACTERS * self._working()[0].planned_tokens
         least = int(SMALL_SHARE * batch)
-        each = min(max(least, -(-total // (self._parts_each * len(self._working())))), WINDOW * batch)
+        each = min(max(least, -(-total // (self._blocks_each * len(self._working())))), WINDOW * batch)
         return divided(texts, each, least=each) if total >= 2 * least else [(0, len(texts))][: len(texts)]
 
     # -- members
@@ -277,7 +300,7 @@ class EnginePool(Engine):
         return member
 
     def _burden(self, member: Member) -> tuple[bool, bool, int]:
-        """Return what to compare members by: one that has died gets no second part until it has computed the first."""
+        """Return what to compare members by: one that has died gets no second block until it has computed the first."""
         waiting = self._waiting[member]
         return not member.ready, waiting > 0 and member.deaths > 0, waiting
 
@@ -369,7 +392,7 @@ class EnginePool(Engine):
 
 
 @dataclass(eq=False, slots=True)
-class _Part:
+class _Block:
     """Texts for one member, or for another one if it cannot compute them."""
 
     pool: EnginePool
@@ -447,28 +470,28 @@ class _ButRefusals(Watcher):
             setattr(self, name, getattr(watcher, name))
 
 
-def _outcome(queue: Callable[..., Future[Vectors]], *part: Any) -> Future[Vectors]:
-    """Return the future of a part, also of one that is refused because a member died or is lost."""
+def _outcome(queue: Callable[..., Future[Vectors]], *block: Any) -> Future[Vectors]:
+    """Return the future of a block, also of one that is refused."""
     try:
-        return queue(*part)
-    except (*MEMBER_LOST, WorkerDied) as error:
+        return queue(*block)
+    except BaseException as error:
         failed: Future[Vectors] = Future()
         failed.set_exception(error)
         return failed
 
 
 def _fill(rows: Vectors, future: Future[Vectors]) -> None:
-    """Wait for the vectors of a part and copy them to `rows`; NaN where a text has none."""
+    """Wait for the vectors of a block and copy them to `rows`; NaN where a text has none."""
     try:
         rows[:] = future.result()
-    except NonFinite as error:  # of all parts; the caller raises it with positions in the call
+    except NonFinite as error:  # of all blocks; the caller raises it with positions in the call
         rows[:] = 1
         rows[list(error.indices)] = np.nan
 
 
-def _halves(part: slice) -> list[slice]:
-    middle = (part.start + part.stop) // 2
-    return [slice(part.start, middle), slice(middle, part.stop)] if middle > part.start else [part]
+def _halves(block: slice) -> list[slice]:
+    middle = (block.start + block.stop) // 2
+    return [slice(block.start, middle), slice(middle, block.stop)] if middle > block.start else [block]
 
 
 def _cancel(future: Future[Vectors], answer: Future[Vectors]) -> None:

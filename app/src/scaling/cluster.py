@@ -106,8 +106,8 @@ def placement(scale: ScaleSettings, device: str, nodes: Sequence[Mapping[str, fl
     if sum(room) < workers:
         what = f"{threads} CPU threads" + (f" and {share} of a GPU" if share else "")
         raise ConfigurationError(
-            f"the Ray cluster has room for {sum(room)} of {workers} actors with {what} each: lower --actors or [scale] "
-            "threads, or add nodes"
+            f"the Ray cluster has room for {sum(room)} of {workers} workers with {what} each: lower --actors or "
+            "[scale] threads, or add nodes"
         )
     return Placement(workers, on_node, threads, share)
 
@@ -259,7 +259,7 @@ class Cluster:
             self._start(placed)
         own = placed.options(options)
         members = [WorkerEngine(worker, own, loaded) for worker, loaded in self._answers("load", own).items()]
-        return EnginePool(load_tokenizer_engine(options, members[0].dimension), members, BLOCKS)
+        return EnginePool(load_tokenizer_engine(options, members[0].dimension), members, BLOCKS, self._scale.in_flight)
 
     def reports(self) -> list[dict[str, Any]]:
         """Return what each worker reports of its process."""

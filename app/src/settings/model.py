@@ -295,19 +295,19 @@ class WorkerSettings(Section):
 class ScaleSettings(Section):
     """Embedding on a Ray cluster (docs/scale.md), by `owl-sap sync`; never by `serve`."""
 
-    engine: Literal["off", "ray"] = setting("off", "ray: `owl-sap sync` embeds on the actors of a Ray cluster")
+    engine: Literal["off", "ray"] = setting("off", "ray: `owl-sap sync` embeds on the workers of a Ray cluster")
     address: str = setting(
         "local",
         "local: a cluster of this machine that ends with the command; else HOST:PORT of a running one",
         pattern=r"^(local|\[[0-9a-fA-F:.]+\]:\d{1,5}|[^\s:/]+:\d{1,5})$",
     )
     token_path: Path | None = setting(None, "the cluster's token, readable by its owner only; default: Ray's own")
-    actors: int = setting(0, "processes that embed; 0: all that the GPUs hold, without GPUs one for each node", ge=0)
-    gpus_per_actor: float = setting(1.0, "share of a GPU, and of `memory_fraction`, for each actor", gt=0, le=1)
-    threads: int | None = setting(None, "CPU threads of an actor; default: a node's CPUs divided by its actors", ge=1)
-    in_flight: int = setting(2, "blocks of texts that an actor works on at once", ge=1, le=16)
+    actors: int = setting(0, "workers; 0: all that the GPUs hold, without GPUs one for each node", ge=0)
+    gpus_per_actor: float = setting(1.0, "share of a GPU, and of `memory_fraction`, for each worker", gt=0, le=1)
+    threads: int | None = setting(None, "CPU threads of a worker; default: a node's CPUs divided by its workers", ge=1)
+    in_flight: int = setting(2, "blocks of texts at a worker at once; if it dies, others repeat them", ge=1, le=16)
     ranges: bool = setting(
-        False, "actors read, compare and write too, with a store in HANA; each node needs these settings and the login"
+        False, "workers read, compare and write too, with a store in HANA; each node needs these settings and the login"
     )
     windows: int = setting(3, "windows ([sync] window) that are embedded at once, written in order", ge=1, le=16)
 
