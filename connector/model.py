@@ -89,7 +89,7 @@ class ChangeSpec:
     """How to find changes in the source. `delay` (seconds) skips recent rows, whose transactions may still be open.
     `reconcile` (seconds) is the longest time between full comparisons: every method misses some changes."""
 
-    method: Literal["full", "watermark", "log", "rowid"] = "full"
+    method: Literal["full", "watermark", "log", "rowid", "delta"] = "full"
     column: str | None = None
     """watermark: a timestamp or increasing number that every change sets."""
     delay: float = 30.0
@@ -98,6 +98,12 @@ class ChangeSpec:
     """full: with `server` HANA hashes the rows, and unchanged rows transfer only key and hash."""
     log: TableRef | None = None
     """log: the table that triggers fill; None: OWL_LOG_<NAME> beside the source."""
+    table: TableRef | None = None
+    """delta: the table whose records say what changed; None: <TABLE>_Delta beside the source."""
+    type: str | None = None
+    """delta: its column with the type of a change; None: by SAP's names."""
+    at: str | None = None
+    """delta: its column with the time of a change; None: by SAP's names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +132,11 @@ def log_of(spec: CollectionSpec) -> TableRef:
     if spec.changes.log is not None:
         return spec.changes.log
     return TableRef(spec.source.schema, f"OWL_LOG_{re.sub('[^A-Z0-9_]', '_', spec.name.partition('@')[0].upper())}")
+
+
+def delta_of(spec: CollectionSpec) -> TableRef:
+    """Return `changes.table`, or the table <TABLE>_Delta that SAP Datasphere keeps beside <TABLE>."""
+    return spec.changes.table or TableRef(spec.source.schema, f"{spec.source.name}_Delta")
 
 
 # ------------------------------------------------------------------------------------------- what the catalogue says

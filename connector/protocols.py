@@ -19,6 +19,7 @@ from connector.model import (
     Table,
     TableRef,
     Token,
+    Value,
     Vectors,
 )
 
@@ -62,9 +63,15 @@ class Capture(Protocol):
         """Return an id that changes if the table is dropped and recreated; None for a view."""
         ...
 
-    def window(self, query: Query, span: Span, size: int) -> Iterator[tuple[list[Row], str]]:
+    def window(self, query: Query, span: Span, size: int, *, repeated: bool = False) -> Iterator[tuple[list[Row], str]]:
         """Yield the rows of a span in order of (watermark, key), `size` at a time, each page with the watermark of its
-        last row."""
+        last row. Raises NoKey if two rows have the same watermark and key, unless `repeated`: then at least one of
+        them is in a page."""
+        ...
+
+    def record_types(self, query: Query, span: Span) -> tuple[dict[Value, int], int]:
+        """Return how many records of a span have which value in the last column of the key, and how many have NULL in
+        another column of the key."""
         ...
 
     def highest(self, query: Query, column: Column) -> str | None:

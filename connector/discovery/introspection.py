@@ -24,9 +24,10 @@ from connector.document.template import Template
 from connector.errors import ConfigurationError, NoProposal, PermissionRefused, StatementFailed, UnknownTable
 from connector.hana import catalog
 from connector.hana.connection import HanaPool, quote
+from connector.hana.delta_table import known_columns
 from connector.hana.source import HanaSource
 from connector.hana.statement import place
-from connector.model import Query, Table, TableRef
+from connector.model import CollectionSpec, Query, Table, TableRef, delta_of
 
 _SMALL = 300  # up to this many tables, a schema is read completely
 _NEVER_INITIAL = frozenset({"TIMESTAMP", "SECONDDATE", "DATE"})
@@ -128,11 +129,27 @@ def _languages(pool: HanaPool, table: Table, proposal: Proposal, look_at_rows: b
     return spoken.of_rows(written, keys), len(read)
 
 
+def _delta(pool: HanaPool, table: Table) -> Table | None:
+    """Return the delta table of `table`, which may be the table itself."""
+    if table.primary_key and known_columns(table):
+        return table
+    ref = delta_of(CollectionSpec("", table.ref, ""))
+    try:
+        found = catalog.describe(pool, ref) if catalog.tables_named(pool, ref.schema, [ref.name]) else None
+    except UnknownTable:  # dropped since
+        return None
+    if found is None or not known_columns(found):
+        return None
+    return found if all(map(found.column, table.primary_key)) and all(map(table.column, found.primary_key)) else None
+
+
 def _facts(pool: HanaPool, table: Table, look_at_rows: bool) -> Facts:
-    """Return the unique keys and, from the rows, clients, keys and time stamps. SQL contains only quoted names."""
+    """Return the unique keys, the delta table and, from the rows, clients, keys and time stamps. SQL contains only
+    quoted names."""
     unique = [] if table.primary_key or table.is_view else catalog.unique_keys(pool, table)
+    delta = _delta(pool, table)
     if not look_at_rows:
-        return Facts(unique)
+        return Facts(unique, delta=delta)
     source = place(table.ref)
     clients = stamps = None
     if client := client_column(table):
@@ -141,7 +158,8 @@ def _facts(pool: HanaPool, table: Table, look_at_rows: bool) -> Facts:
         found = pool.read(sql, (_MOST_CLIENTS,), doing=f"counting the clients in {table.ref}")
         clients = [(str(value), int(rows)) for value, rows in found if value is not None]
     shared: dict[tuple[str, ...], int] = {}
-    for key in () if table.primary_key or unique else key_candidates(table):
+    of_delta = table.is_view and delta is not None and delta.primary_key
+    for key in () if table.primary_key or unique or of_delta else key_candidates(table):
         sql = (
             'SELECT COUNT(*), SUM(CASE WHEN "N" > 1 THEN 1 ELSE 0 END) '  # noqa: S608
             f'FROM (SELECT COUNT(*) AS "N" FROM {source} GROUP BY {", ".join(map(quote, key))}) AS K'
@@ -158,7 +176,7 @@ def _facts(pool: HanaPool, table: Table, look_at_rows: bool) -> Facts:
         sql = f"SELECT COUNT(*), COUNT({value}), COUNT(DISTINCT {name}) FROM {source}"  # noqa: S608
         ((total, filled, distinct),) = pool.read(sql, doing=f"looking at {stamp.name} of {table.ref}")
         stamps = (int(total), int(filled), int(distinct))
-    return Facts(unique, clients, shared, stamps)
+    return Facts(unique, clients, shared, stamps, delta=delta)
 
 
 def _text_tables(pool: HanaPool, table: Table) -> tuple[list[Table], list[Table]]:

@@ -17,6 +17,7 @@ from connector.discovery.text_views import create_view
 from connector.errors import NoProposal
 from connector.hana.catalog import NOT_COMPARABLE
 from connector.hana.connection import quote
+from connector.hana.delta_table import OF_A_DELETED_ROW, known_columns
 from connector.hana.watermarks import tells_time
 from connector.model import Column, Table, TableRef
 
@@ -40,7 +41,7 @@ class Facts(NamedTuple):
     `clients`: (client, rows), most rows first; None: not read. `shared`: per candidate key, how many values occur in
     several rows; 0 proves that the key is unique now. `stamps`: the numbers of rows, non-initial values and distinct
     values of `stamp_column`; None: not read. `rows`: HANA's own count. `texts`, `items`, `languages`: as in
-    `create_view`.
+    `create_view`. `delta`: the delta table, which may be the table itself.
     """
 
     unique_keys: Sequence[tuple[str, ...]] = ()
@@ -51,6 +52,7 @@ class Facts(NamedTuple):
     texts: Sequence[Table] = ()
     items: Sequence[Table] = ()
     languages: Sequence[str] = ()
+    delta: Table | None = None
 
 
 Setting = str | list[str] | dict[str, str]
@@ -125,6 +127,9 @@ class _Choices:
     def __init__(self, table: Table, facts: Facts) -> None:
         self._table = table
         self._facts = facts
+        # Columns with type and time of a row's last change, if the table is its own delta table.
+        own = facts.delta is not None and facts.delta.ref == table.ref
+        self._recorded = (known_columns(table) or ()) if own else ()
         self.reasons: dict[str, str] = {}
         self.guessed: set[str] = set()
         self.notes: list[str] = []
@@ -168,6 +173,10 @@ class _Choices:
         if self._facts.unique_keys:
             self.reasons["key"] = "no primary key; these columns are NOT NULL and have a unique constraint or index"
             return tuple(self._facts.unique_keys[0])
+        delta = self._facts.delta
+        if table.is_view and delta is not None and delta.primary_key:
+            self.reasons["key"] = f"a view has no primary key; this is the primary key of {delta.ref}"
+            return delta.primary_key
         candidates = key_candidates(table)
         if not candidates:
             raise NoProposal(
@@ -189,6 +198,18 @@ class _Choices:
         return key
 
     def where(self) -> str | None:
+        """Return the condition for one client, and for rows that are not marked as deleted."""
+        client = self._client()
+        if not self._recorded:
+            return client
+        name = _plain(self._recorded[0])
+        deleted = ", ".join(f"'{kind}'" for kind in OF_A_DELETED_ROW)
+        why = f"rows that {name} marks as deleted stay in the table"
+        self.reasons["where"] = "; ".join(reason for reason in (self.reasons.get("where"), why) if reason)
+        alive = f"({name} IS NULL OR {name} NOT IN ({deleted}))"
+        return f"{client} AND {alive}" if client else alive
+
+    def _client(self) -> str | None:
         column = client_column(self._table)
         if column is None:
             return None
@@ -219,7 +240,7 @@ class _Choices:
             name = column.name
             item = name in table.primary_key and _ITEM.search(f"{name} {column.comment}")
             # The only number of a row identifies it, so it is useless as a filter.
-            if name not in texts and not item and [name] != numbers:
+            if name not in (*texts, *self._recorded) and not item and [name] != numbers:
                 by_role.setdefault(guess(column).role, []).append(name)
         wanted = [name for role in (Role.LANGUAGE, Role.CODE, Role.DATE) for name in by_role.get(role, [])]
         pairs = _pairs(table.columns, {*key, *texts})
@@ -246,9 +267,16 @@ class _Choices:
         return tuple(dict.fromkeys(chosen))
 
     def changes(self) -> Mapping[str, str]:
-        """Return the change method: a watermark only if it looks reliable, because changes that do not set it are
-        missed until the next full comparison."""
+        """Return the change method: the delta table if there is one; a watermark only if it looks reliable, because
+        changes that do not set it are missed until the next full comparison."""
         table, rows = self._table, self._facts.rows
+        if (delta := self._facts.delta) is not None:
+            kind, at = known_columns(delta) or ("", "")
+            self.reasons["changes"] = (
+                f"{delta.ref} has {kind} and {at}, by which SAP's tools record changes, so a run reads only the rows "
+                "recorded since the last one, and sees deletions"
+            )
+            return {"method": "delta", "table": str(delta.ref)}
         column, doubt, why = stamp_column(table), "", ""
         total, filled, distinct = self._facts.stamps or (0, 0, 0)
         if column is None:

@@ -41,7 +41,7 @@ def installation(spec: CollectionSpec, table: Table) -> list[tuple[str, str, str
     if table.is_view:
         raise ConfigurationError(
             f'`changes.method`: {table.ref} is a view, and only tables have triggers; use method = "full" with '
-            'hash = "server", or "watermark"'
+            'hash = "server", "watermark" or "delta"'
         )
     log, wanted = log_of(spec), resolve_key(spec, table)
     key = [column for name in wanted for column in table.columns if column.name == name]

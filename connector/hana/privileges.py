@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from connector.errors import PermissionRefused
 from connector.hana.connection import HanaPool, quote
-from connector.model import CollectionSpec, TableRef, log_of
+from connector.model import CollectionSpec, TableRef, delta_of, log_of
 
 EFFECTIVE = (
     "SELECT DISTINCT USER_NAME, SCHEMA_NAME, OBJECT_NAME, PRIVILEGE FROM SYS.EFFECTIVE_PRIVILEGES "
@@ -69,6 +69,8 @@ def reading(spec: CollectionSpec) -> tuple[Privilege, ...]:
     if spec.changes.method == "log":
         why = f"{name}: the change log (created by owl-sap changes install {name}), which a sync reads and empties"
         found.append(Privilege(("SELECT", "DELETE"), log_of(spec), why))
+    if spec.changes.method == "delta" and delta_of(spec) != spec.source:
+        found.append(selecting(delta_of(spec), f"{name}: the delta table, which says what changed"))
     return tuple(found)
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from itertools import pairwise
@@ -28,8 +29,8 @@ from connector.hana.change_log import ID, check_log
 from connector.hana.connection import HanaPool, Rows, Session, quote, utc_now
 from connector.hana.privileges import granted, selecting
 from connector.hana.statement import Statement, check_unique, place, with_bytes
-from connector.hana.watermarks import watermark
-from connector.model import Column, Key, KeyRange, Query, Row, Span, Table, TableRef, Token
+from connector.hana.watermarks import Watermark, watermark
+from connector.model import Column, Key, KeyRange, Query, Row, Span, Table, TableRef, Token, Value
 from connector.protocols import Capture
 
 _SYNTAX = 257  # HANA's code for a syntax error; our SQL is fixed, so the operator's `where` is wrong
@@ -138,29 +139,38 @@ class HanaSource:
 
     # -------------------------------------------------------------------------------------------------- watermark
 
-    def window(self, query: Query, span: Span, size: int) -> Iterator[tuple[list[Row], str]]:
+    def window(self, query: Query, span: Span, size: int, *, repeated: bool = False) -> Iterator[tuple[list[Row], str]]:
         """Yield pages. Each is one statement that starts after the last row of the previous page."""
         statement, mark = Statement(query), watermark(span.column, query.table)
         name = quote(span.column.name)
         start = statement.select_with(mark.selected.format(name))
         order = f" ORDER BY {name},{statement.key_list} LIMIT ?"
-        upto, after, key = mark.bind(span.upto), span.after, span.key
+        after, key = span.after, span.key
         count, more = size, True
         while more:
-            behind, parameters = statement.behind(name, mark.bound, mark.bind(after), key)
-            sql = f"{start}{statement.where(f'{behind} AND {name} <= {mark.bound}')}{order}"
-            changed = "reading the changes of"
-            found, count, more = self._next(query, sql, (*parameters, upto), size, count, changed)
+            condition, parameters = _inside(statement, mark, replace(span, after=after, key=key))
+            sql = f"{start}{statement.where(condition)}{order}"
+            found, count, more = self._next(query, sql, parameters, size, count, "reading the changes of")
             rows = [statement.row(values[:-1]) for values in found]
             places = [
                 (after, key),
                 *((mark.text(values[-1]), row.key) for values, row in zip(found, rows, strict=True)),
             ]
-            if any(one == other for one, other in pairwise(places)):
+            if not repeated and any(one == other for one, other in pairwise(places)):
                 raise NoKey(f"`key` ({', '.join(query.key)}) does not identify the rows of {query.table}")
             if rows:
                 after, key = mark.text(found[-1][-1]), rows[-1].key
                 yield rows, after
+
+    def record_types(self, query: Query, span: Span) -> tuple[dict[Value, int], int]:
+        statement = Statement(query)
+        condition, parameters = _inside(statement, watermark(span.column, query.table), span)
+        *key, kind = map(quote, query.key)
+        keyless = " OR ".join(f"{name} IS NULL" for name in key)
+        what = f"{kind},COUNT(*),SUM(CASE WHEN {keyless} THEN 1 ELSE 0 END)"
+        sql = f"{statement.of_all(what, condition)} GROUP BY {kind}"
+        found = self._read(query, sql, parameters, "counting the records of")
+        return {kind: int(records) for kind, records, _ in found}, sum(int(row[2]) for row in found)
 
     def highest(self, query: Query, column: Column) -> str | None:
         statement, mark = Statement(query), watermark(column, query.table)
@@ -269,6 +279,13 @@ def size_of_rows(rows: Sequence[Row]) -> int:
         return 0
     values = sum(sum(map(getsizeof, row.values.values())) for row in sample)
     return len(rows) * (_ROW_BYTES + values // len(sample))
+
+
+def _inside(statement: Statement, mark: Watermark, span: Span) -> tuple[str, tuple[Any, ...]]:
+    """Return the condition for the rows of a span, and its parameters."""
+    name = quote(span.column.name)
+    behind, parameters = statement.behind(name, mark.bound, mark.bind(span.after), span.key)
+    return f"{behind} AND {name} <= {mark.bound}", (*parameters, mark.bind(span.upto))
 
 
 @contextmanager

@@ -35,9 +35,9 @@ class Statement:
         self.order = f" ORDER BY {self.key_list}"
         self._upto = ("", ()) if upto is None else self.upto(upto)
 
-    def of_all(self, what: str) -> str:
-        """Return a SELECT of the SQL expressions `what` over all rows of the query."""
-        return f"SELECT {what} FROM {self._table}{self.where()}"  # noqa: S608
+    def of_all(self, what: str, condition: str = "") -> str:
+        """Return a SELECT of the SQL expressions `what` over all rows of the query that meet the condition."""
+        return f"SELECT {what} FROM {self._table}{self.where(condition)}"  # noqa: S608
 
     def select_with(self, what: str) -> str:
         """Return `select` with one more column at the end."""

@@ -37,13 +37,14 @@ class Watermark:
     text: Callable[[Any], str]
 
 
-def watermark(column: Column, table: TableRef) -> Watermark:
-    """Return how to read the column. Raises ConfigurationError for a type that does not order changes."""
+def watermark(column: Column, table: TableRef, setting: str = "changes.column") -> Watermark:
+    """Return how to read the column. Raises ConfigurationError, which names `setting`, for a type that does not order
+    changes."""
     found = _known(column)
     if found is None:
         shown = f"{column.type_name}({column.length})" if column.length else column.type_name
         raise ConfigurationError(
-            f"`changes.column`: {column.name!r} of {table} is {shown}, which cannot be a watermark; use a "
+            f"`{setting}`: {column.name!r} of {table} is {shown}, which cannot be a watermark; use a "
             "TIMESTAMP, SECONDDATE, DATE, a rising integer, or SAP's time stamps in UTC, DECIMAL(15), DECIMAL(21,7), "
             "NVARCHAR(14), or a day in NVARCHAR(8)"
         )

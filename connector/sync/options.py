@@ -83,9 +83,9 @@ class SyncReport(Report):
     `paused` is None, `max_deletes` (upserts were applied, deletions were not), `schema_changed` (nothing was applied)
     or `log_missing` (nothing was read). `stopped`: ended early on request, with no deletions and the old checkpoint.
     `complete`: every row was compared. `method`: `full` (all rows by value), `hash` or `rowid` (all, unchanged ones not
-    transferred), `watermark` or `log`. `loaded`: rows whose values were read. `stages`: seconds busy. `blocks` of texts
-    were given to several engines, `repeated_blocks` of them again because an engine died; both include those of other
-    runs with the same model at that time.
+    transferred), `watermark`, `log` or `delta`. `loaded`: rows whose values were read. `stages`: seconds busy. `blocks`
+    of texts were given to several engines, `repeated_blocks` of them again because an engine died; both include those
+    of other runs with the same model at that time.
     """
 
     method: str = "full"

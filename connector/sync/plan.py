@@ -94,7 +94,7 @@ def plan(
     Raises the errors that a sync raises before it writes: configuration errors, ModelMismatch, a lost connection.
     """
     options, table = options or PlanOptions(), source.describe(spec.source)
-    check(spec, table)
+    check(spec, table, source)
     renderer = Renderer(spec, table, embedder)
     language = language_of(table)
     read = {*renderer.query.key, *renderer.query.columns}

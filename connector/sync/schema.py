@@ -74,13 +74,13 @@ def readable(spec: CollectionSpec, ends: Ends) -> tuple[Table, Renderer]:
     table: Table | None = None
     try:
         table = ends.source.describe(spec.source)
-        check(spec, table)
+        check(spec, table, ends.source)
         return table, Renderer(spec, table, ends.embedder)
     except ConfigurationError as error:
         status = ends.store.status(spec.name)
         if status is None or not was_synced(status.checkpoint, spec.source):
             raise
-        if isinstance(error, UnknownTable):
+        if table is None and isinstance(error, UnknownTable):
             raise _paused(
                 f"{error} It existed at the last sync. The stored rows are kept; sync again once the table is back"
             ) from None

@@ -17,7 +17,7 @@ from connector.hana import catalog
 from connector.hana.catalog import describe, tables, tables_with_key, unique_keys
 from connector.hana.connection import ConnectionOptions, HanaPool
 from connector.hana.source import HanaSource
-from connector.model import TableRef
+from connector.model import Query, TableRef
 from hana_emulator.testing import Emulator
 from tests.connector.conftest import WordEmbedder
 
@@ -74,6 +74,53 @@ def test_the_view_that_is_suggested_can_be_made_and_is_proposed_whole(pool, sche
     assert (of_view.key, of_view.template) == (("MANDT", "MATNR"), "{MAKTX}")
     assert "MTART" in of_view.metadata
     assert "unique in the current rows" in of_view.reasons["key"]
+
+
+def test_a_delta_table_beside_a_view_gives_it_its_key_and_its_changes(pool, schema):
+    """As Datasphere keeps them: the table with all records, and the view of those that are not deleted."""
+    s = f'"{schema}"'
+    pool.execute(
+        f'CREATE COLUMN TABLE {s}."PARTS_Delta" ("NO" NVARCHAR(9), "PLANT" NVARCHAR(4), "TEXT" NVARCHAR(90), '
+        '"Change_Type" NVARCHAR(1), "Change_Date" TIMESTAMP, PRIMARY KEY ("NO", "PLANT"))'
+    )
+    pool.execute(f'CREATE VIEW {s}."PARTS" AS SELECT "NO", "PLANT", "TEXT" FROM {s}."PARTS_Delta"')
+    for rows in (True, False):
+        proposal = introspect(pool, TableRef(schema, "PARTS"), look_at_rows=rows).proposal
+        assert proposal is not None
+        assert (proposal.key, proposal.where) == (("NO", "PLANT"), None)
+        assert proposal.changes == {"method": "delta", "table": f"{schema}.PARTS_Delta"}
+        assert "Change_Type and Change_Date" in proposal.reasons["changes"]
+        assert not proposal.guessed & {"key", "changes"}
+
+
+@pytest.mark.parametrize("key", ["MANDT, MATNR", ""])
+def test_a_table_that_smart_data_integration_keeps_is_its_own_delta_table(pool, schema, key):
+    """Unless its key is unknown: it may be a history, in which a row occurs many times."""
+    ref, primary = TableRef(schema, "RT_MAKT"), f", PRIMARY KEY ({key})" if key else ""
+    pool.execute(
+        f'CREATE COLUMN TABLE "{schema}"."RT_MAKT" ("MANDT" NVARCHAR(3), "MATNR" NVARCHAR(18), "MAKTX" NVARCHAR(40), '
+        f'"SDI_CHANGE_TYPE" VARCHAR(2), "SDI_CHANGE_TIME" TIMESTAMP{primary})'
+    )
+    pool.execute(f"""INSERT INTO "{schema}"."RT_MAKT" VALUES ('100', '1', 'Oil', 'D', CURRENT_UTCTIMESTAMP)""")
+    proposal = introspect(pool, ref).proposal
+    assert proposal is not None
+    if not key:
+        assert proposal.changes["method"] != "delta"
+        return
+    assert proposal.changes == {"method": "delta", "table": f"{schema}.RT_MAKT"}
+    alive = """("SDI_CHANGE_TYPE" IS NULL OR "SDI_CHANGE_TYPE" NOT IN ('D', 'X'))"""
+    assert proposal.where == f"MANDT = '100' AND {alive}"
+    assert not {"SDI_CHANGE_TYPE", "SDI_CHANGE_TIME"} & set(proposal.metadata)
+    query = Query(ref, proposal.key, ("MAKTX",), proposal.where)
+    assert HanaSource(pool).count(query) == 0, "the row is marked as deleted"
+
+
+@pytest.mark.parametrize("columns", ['"MATNR" INTEGER', '"A" NVARCHAR(9), "Change_Type" INTEGER, "Change_Date" DATE'])
+def test_a_table_that_only_has_the_name_of_a_delta_table_is_none(pool, schema, columns):
+    pool.execute(f'CREATE COLUMN TABLE "{schema}"."MAKT_Delta" ({columns})')
+    proposal = introspect(pool, TableRef(schema, "MAKT")).proposal
+    assert proposal is not None
+    assert proposal.changes == {"method": "full"}
 
 
 def test_a_block_is_loaded_and_fits_its_table(pool, schema, tmp_path):

@@ -3,6 +3,7 @@ each way to find changes."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
@@ -40,7 +41,9 @@ WAYS = {
     "watermark": ChangeSpec("watermark", "AT", delay=30),
     "log": ChangeSpec("log"),
     "rowid": ChangeSpec("rowid"),
+    "delta": ChangeSpec("delta", delay=30),
 }
+DELTA_COLUMNS = (Column("K", "INTEGER", 10), Column("Change_Type", "NVARCHAR", 1), Column("Change_Date", "TIMESTAMP"))
 
 
 def second(number: float) -> datetime:
@@ -51,8 +54,13 @@ def stamp(moment: datetime | None) -> str | None:
     return None if moment is None else moment.strftime("%Y-%m-%d %H:%M:%S.%f0")
 
 
+def record_types(known: bool, image: bool) -> str:
+    """Types of the records that a write of a row leaves, if the row was known, with or without an image of before."""
+    return ("BU" if image else "A") if known else ("I" if image else "L")
+
+
 class MemoryTable:
-    """Rows by key, a log, row ids. What a transaction that is still open wrote shows once it commits."""
+    """Rows by key, a log, a delta table, row ids. What a transaction that is still open wrote shows once it commits."""
 
     def __init__(self) -> None:
         self.ref = TableRef("S", "ROWS")
@@ -61,6 +69,8 @@ class MemoryTable:
         self.rows: dict[int, tuple[str | None, str, str | None]] = {}
         self.ids: dict[int, int] = {}
         self.log: dict[int, Key] = {}
+        self.delta_table = Table(TableRef("S", "ROWS_Delta"), DELTA_COLUMNS)
+        self.delta: list[tuple[str, int | None, str | None]] = []  # time, key, type
         self.clock = second(0)
         self.logging = True
         self.reads = 0
@@ -81,27 +91,34 @@ class MemoryTable:
         """A transaction that has written the row; the call commits it."""
         row_id, entry = self._next, self._next_entry
         self._next, self._next_entry = row_id + 1, entry + 1
+        records = self._records(key, record_types(key in self.rows, bool(key % 2)), at)
 
         def commit() -> None:
             self.rows[key], self.ids[key] = (text, group, stamp(at)), row_id
+            self.delta += records
             if self.logging:
                 self.log[entry] = (key,)
 
         return commit
 
-    def delete(self, *keys: int) -> None:
+    def delete(self, *keys: int, at: datetime | None = None) -> None:
         for key in keys:
             if self.rows.pop(key, None) is not None:
                 self.ids.pop(key)
                 self._logged(key)
+                self.delta += self._records(key, "D" if key % 2 else "X", at)
 
     def rekey(self, old: int, new: int, at: datetime | None) -> None:
         text, group, _ = self.rows[old]
-        self.delete(old)
+        self.delete(old, at=at)
         self.put(new, text, at, group)
 
     def truncate(self) -> None:
         self.rows, self.ids, self._next = {}, {}, 1
+        self.delta += self._records(None, "T", None)
+
+    def _records(self, key: int | None, types: str, at: datetime | None) -> list[tuple[str, int | None, str | None]]:
+        return [(stamp(at or self.clock) or "", key, kind) for kind in types]
 
     def _logged(self, key: int) -> None:
         if self.logging:
@@ -126,7 +143,7 @@ class MemorySource:
         return self
 
     def describe(self, ref: TableRef) -> Table:
-        return self.data.table
+        return self.data.delta_table if ref == self.data.delta_table.ref else self.data.table
 
     def now(self) -> datetime:
         return self.data.clock
@@ -151,8 +168,13 @@ class MemorySource:
     def table_id(self, table: TableRef) -> int | None:
         return 1
 
-    def window(self, query: Query, span: Span, size: int) -> Iterator[tuple[list[Row], str]]:
+    def window(self, query: Query, span: Span, size: int, *, repeated: bool = False) -> Iterator[tuple[list[Row], str]]:
         place = (span.after, span.key)
+        if repeated:
+            while page := self._records(span, place)[:size]:
+                place = page[-1]
+                yield [Row(key, {}) for _, key in page], place[0]
+            return
         while True:
             stamped = sorted((at, key) for key, (_, _, at) in self.data.rows.items() if at is not None)
             page = [(at, key) for at, key in stamped if at <= span.upto and _behind((at, key), place)][:size]
@@ -160,6 +182,15 @@ class MemorySource:
                 return
             place = (page[-1][0], (page[-1][1],))
             yield self.rows(query, [(key,) for _, key in page]), page[-1][0]
+
+    def record_types(self, query: Query, span: Span) -> tuple[dict[Value, int], int]:
+        keys = [key for _, key in self._records(span, (span.after, span.key))]
+        return dict(Counter(kind for _, kind in keys)), sum(key is None for key, _ in keys)
+
+    def _records(self, span: Span, place: tuple[str, Key | None]) -> list[tuple[str, Key]]:
+        """The delta table's, by time, key and type; as in HANA, NULL comes first."""
+        records = [(at, (key, kind)) for at, key, kind in self.data.delta if at <= span.upto]
+        return sorted((one for one in records if _order(one) > _order(place)), key=_order)
 
     def highest(self, query: Query, column: Column) -> str | None:
         raise NotImplementedError
@@ -198,9 +229,17 @@ class MemorySource:
             self.data.log.pop(number, None)
 
 
+def _order(record: tuple[str, Key | None]) -> tuple[Any, ...]:
+    at, key = record
+    return (at, key is None, [(value is not None, value) for value in key or ()])
+
+
 def _behind(at: tuple[str, int], place: tuple[str, Key | None]) -> bool:
     after, key = place
     return at[0] > after or (at[0] == after and key is not None and (at[1],) > key)  # type: ignore[operator]
+
+
+_RECORD = 'INSERT INTO "ROWS_Delta" VALUES (?, ?, ?)'
 
 
 @dataclass
@@ -217,6 +256,7 @@ class HanaTable:
         self.ref = TableRef(self.schema, "ROWS")
         columns = '"K" INTEGER PRIMARY KEY, "TXT" NVARCHAR(100), "GRP" NVARCHAR(3), "AT" TIMESTAMP'
         self.run(f'CREATE COLUMN TABLE "ROWS" ({columns})')
+        self.run('CREATE COLUMN TABLE "ROWS_Delta" ("K" INTEGER, "Change_Type" NVARCHAR(1), "Change_Date" TIMESTAMP)')
         setup = installation(self.spec("log"), self.source.describe(self.ref))
         for _, sql, _ in setup:
             self.run(sql)
@@ -241,27 +281,38 @@ class HanaTable:
         return _spec(self.ref, way, **more)
 
     def put(self, key: int, text: str | None, at: datetime | None, group: str = "G") -> None:
+        known = bool(self.run('SELECT 1 FROM "ROWS" WHERE "K" = ?', key))
         self.run('UPSERT "ROWS" VALUES (?, ?, ?, ?) WITH PRIMARY KEY', key, text, group, stamp(at))
+        self.record(key, record_types(known, bool(key % 2)), at)
+
+    def record(self, key: int | None, types: str, at: datetime | None) -> None:
+        for kind in types:
+            self.run(_RECORD, key, kind, stamp(at or self.clock))
 
     def later(self, key: int, text: str | None, at: datetime | None, group: str = "G") -> Callable[[], None]:
         connection = self.connect()
         self.open.append(connection)
         connection.cursor().execute('INSERT INTO "ROWS" VALUES (?, ?, ?, ?)', (key, text, group, stamp(at)))
+        connection.cursor().execute(_RECORD, (key, "I", stamp(at or self.clock)))
 
         def commit() -> None:
             connection.commit()
 
         return commit
 
-    def delete(self, *keys: int) -> None:
+    def delete(self, *keys: int, at: datetime | None = None) -> None:
         for key in keys:
             self.run('DELETE FROM "ROWS" WHERE "K" = ?', key)
+            self.record(key, "D" if key % 2 else "X", at)
 
     def rekey(self, old: int, new: int, at: datetime | None) -> None:
         self.run('UPDATE "ROWS" SET "K" = ?, "AT" = ? WHERE "K" = ?', new, stamp(at), old)
+        self.record(old, "D", at)
+        self.record(new, "I", at)
 
     def truncate(self) -> None:
         self.run('TRUNCATE TABLE "ROWS"')
+        self.record(None, "T", None)
 
     def texts(self) -> dict[int, str]:
         return dict(self.run('SELECT "K", "TXT" FROM "ROWS" WHERE "TXT" IS NOT NULL'))  # type: ignore[arg-type]

@@ -125,7 +125,7 @@ def test_entries_stay_in_the_log_when_another_worker_has_taken_over(synced, monk
     assert synced.table.waiting() == 4
 
 
-@pytest.mark.parametrize("way", ["log", "watermark", "rowid", "hash"])
+@pytest.mark.parametrize("way", ["log", "watermark", "rowid", "hash", "delta"])
 def test_another_template_over_the_same_columns_reaches_every_row(synced, way):
     synced.sync(way=way)
     spec = replace(synced.table.spec(way), template="{TXT}, used")

@@ -30,12 +30,14 @@ from connector.model import (
     ChangeSpec,
     Checkpoint,
     CollectionSpec,
+    Column,
     ModelSource,
     Order,
     Place,
     QuarantinedRow,
     Query,
     Recipe,
+    Span,
     TableRef,
 )
 from connector.stores.hana.store import HanaStore
@@ -74,6 +76,7 @@ def shape(sql: str, schema: str) -> str:
     sql = sql.replace('"OWL_STATE"', "<STATE>").replace('"OWL_QUARANTINE"', "<QUARANTINE>")
     sql = sql.replace('"OWL_LEASE_PARTS"', "<PARTS>")
     sql = sql.replace('"SRC"', "<T>").replace('"NULLS"', "<T>").replace('"CLIENTS"', "<T>").replace('"MOVING"', "<T>")
+    sql = sql.replace('"MOVING_Delta"', "<D>")
     sql = sql.replace('"STAMPED"', "<T>").replace('"STAMPED_TOO"', "<T>").replace('"KEYLESS"', "<T>")
     sql = re.sub(r'"OWL_LOG_[A-Z]+(_[IUD])?"', lambda match: f"<L{(match[1] or '').lower()}>", sql)
     sql = re.sub(r"'OWL_[0-9a-f]{32}'", "'OWL_x'", sql)
@@ -164,6 +167,10 @@ def ways_to_find_changes(pool: HanaPool, hana: Any, schema: str, embedder: Engin
         'CREATE COLUMN TABLE "MOVING" ("A" NVARCHAR(5), "B" INTEGER, "TXT" NVARCHAR(99), '
         '"AT" TIMESTAMP, "NUMBER" BIGINT, PRIMARY KEY ("A", "B"))'
     )
+    hana.cursor().execute(
+        'CREATE COLUMN TABLE "MOVING_Delta" '
+        '("A" NVARCHAR(5), "B" INTEGER, "Change_Type" NVARCHAR(1), "Change_Date" TIMESTAMP)'
+    )
     hana.commit()
     log = CollectionSpec("moving", TableRef(schema, "MOVING"), "{TXT}", changes=ChangeSpec("log"))
     change_log.install(pool, log, "X")
@@ -173,6 +180,7 @@ def ways_to_find_changes(pool: HanaPool, hana: Any, schema: str, embedder: Engin
         ChangeSpec(hash="server"),
         ChangeSpec("rowid"),
         ChangeSpec("log"),
+        ChangeSpec("delta", delay=0),
     )
     ends = Ends(HanaSource(pool), HanaStore(pool, schema), embedder)
     insert = """INSERT INTO "MOVING" VALUES ('a', ?, 'text', ADD_SECONDS(CURRENT_UTCTIMESTAMP, ?), ?)"""
@@ -182,9 +190,17 @@ def ways_to_find_changes(pool: HanaPool, hana: Any, schema: str, embedder: Engin
         spec = replace(log, changes=method)
         sync(spec, ends, SyncOptions(page_rows=7, max_deletes=1.0))
         hana.cursor().executemany(insert, [(number * 100 + more, 0, number * 100 + more) for more in range(9)])
+        hana.cursor().execute(
+            'INSERT INTO "MOVING_Delta" SELECT "A", "B", \'I\', CURRENT_UTCTIMESTAMP FROM "MOVING" WHERE "B" >= ?',
+            (number * 100,),
+        )
         hana.commit()
         assert sync(spec, ends, SyncOptions(page_rows=7, max_deletes=1.0)).method != "full"
     change_log.remove(pool, log, "X")
+    records = Query(TableRef(schema, "MOVING_Delta"), ("A", "B", "Change_Type"), ())
+    midnight = "2026-01-01 00:00:00.0000000"
+    after_a_record = Span(Column("Change_Date", "TIMESTAMP"), midnight, ("a", 1, "I"), midnight)
+    assert ends.source.capture.record_types(records, after_a_record) == ({}, 0)
 
 
 def discovered(pool: HanaPool, hana: Any, schema: str) -> None:

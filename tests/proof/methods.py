@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from connector.document.document import document_id, parse_id
 from connector.hana import change_log
-from connector.hana.connection import HanaPool
+from connector.hana.connection import HanaPool, quote
 from connector.hana.source import HanaSource
 from connector.model import ChangeSpec, Checkpoint, CollectionSpec, Query, log_of
 
@@ -28,6 +28,22 @@ def _log(spec: CollectionSpec, pool: HanaPool, user: str) -> None:
     assert change_log.install(pool, spec, user)["complete"]
 
 
+def _delta(spec: CollectionSpec, pool: HanaPool, user: str) -> None:
+    """Triggers write what SAP's tools would; a change is recorded twice, and images come in any order."""
+    rows, delta = (f"{quote(spec.source.schema)}.{quote(name)}" for name in ("ROWS", "ROWS_Delta"))
+    pool.execute(f'CREATE COLUMN TABLE {delta} ("K" INTEGER, "Change_Type" NVARCHAR(1), "Change_Date" TIMESTAMP)')
+    for event, images in {"INSERT": {"L": "n"}, "UPDATE": {"U": "n", "B": "o"}, "DELETE": {"D": "o"}}.items():
+        bodies = [
+            f"INSERT INTO {delta} VALUES (:{row}.\"K\", '{kind}', CURRENT_UTCTIMESTAMP);" * 2
+            for kind, row in images.items()
+        ]
+        named = ", ".join(f"{'NEW' if row == 'n' else 'OLD'} ROW {row}" for row in images.values())
+        pool.execute(
+            f'CREATE TRIGGER {quote(spec.source.schema)}."RECORD_{event}" AFTER {event} ON {rows} '
+            f"REFERENCING {named} FOR EACH ROW BEGIN {' '.join(bodies)} END"
+        )
+
+
 def _everything(ground: Ground, checkpoint: Checkpoint) -> set[str]:
     """Between two complete runs its checkpoint promises nothing about single rows."""
     return set(ground.versions)
@@ -43,6 +59,14 @@ def _behind_the_mark(ground: Ground, checkpoint: Checkpoint) -> set[str]:
         document_id((key,)) for key, at in rows if at < reached or (at == reached and (last is None or key <= last))
     }
     return set(ground.versions) - settled
+
+
+def _recorded_after_the_mark(ground: Ground, checkpoint: Checkpoint) -> set[str]:
+    """Rows with a record at the time of the mark, or after it."""
+    reached = datetime.fromisoformat((checkpoint.mark or {})["at"]).replace(tzinfo=None)
+    return {
+        document_id((key,)) for key, at in ground.run('SELECT "K", "Change_Date" FROM "ROWS_Delta"') if at >= reached
+    }
 
 
 def _in_the_log(ground: Ground, checkpoint: Checkpoint) -> set[str]:
@@ -87,6 +111,7 @@ METHODS = {
     "hash": Method(ChangeSpec(hash="server"), *WHOLE, open_ids=_unless_all_was_read),
     "rowid": Method(ChangeSpec("rowid"), *WHOLE, open_ids=_unless_all_was_read),
     "watermark": Method(ChangeSpec("watermark", "CHANGED_AT", delay=0), open_ids=_behind_the_mark),
+    "delta": Method(ChangeSpec("delta", delay=0), install=_delta, open_ids=_recorded_after_the_mark),
     "log": Method(
         ChangeSpec("log"),
         (*ROUND, "before_log_delete", "after_log_delete"),

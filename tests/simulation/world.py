@@ -36,6 +36,7 @@ from connector.model import (
     Span,
     TableRef,
     Token,
+    Value,
     Vectors,
 )
 from connector.stores.hana.store import HanaStore
@@ -54,6 +55,7 @@ NAME = "c"
 POISON = "poison"  # the engine refuses texts with this word
 DIMENSION = 4
 WORDS = 2  # per chunk
+BY_CLOCK = ("watermark", "delta")  # ways that leave what is younger than their delay to the next run
 _READ = (
     'SELECT "SRC_KEY", "CHUNK_NO", "VEC_TEXT", "VEC_META", "VEC_VECTOR" FROM "OWL_C_G1" ORDER BY "SRC_KEY", "CHUNK_NO"'
 )
@@ -157,8 +159,13 @@ class Source(MemorySource):
         self._travel()
         return found
 
-    def window(self, query: Query, span: Span, size: int) -> Iterator[tuple[list[Row], str]]:
-        return self._late(self._data.window(query, span, size))
+    def window(self, query: Query, span: Span, size: int, *, repeated: bool = False) -> Iterator[tuple[list[Row], str]]:
+        return self._late(self._data.window(query, span, size, repeated=repeated))
+
+    def record_types(self, query: Query, span: Span) -> tuple[dict[Value, int], int]:
+        found = self._data.record_types(query, span)
+        self._travel()
+        return found
 
     def forget(self, log: TableRef, ids: Sequence[int]) -> None:
         self._travel()
@@ -251,7 +258,7 @@ class Judge:
                 raise Violation(f"{id_} is stored as something it never was: {wanted}")
         if closing:
             self._world.sim.say(f"checkpoint under epoch {claim.epoch}")
-            if self._world.plan.max_deletes == 1.0 and self._world.plan.way != "watermark":
+            if self._world.plan.max_deletes == 1.0 and self._world.plan.way not in BY_CLOCK:
                 self.reached(stored, self.began[claim.epoch])
 
     def stored(self) -> dict[str, Wanted]:
@@ -444,8 +451,10 @@ class World:
         self.sim.sleep(121)  # the longest pause, and the watermark's delay
         ends, options = self.ends(), SyncOptions(max_deletes=1.0, owner="last", lease_wait=600.0)
         self._sync(ends, options)
-        exact = self.plan.way != "watermark"
-        if exact or "jump" not in self.plan.actions:  # rows of a clock set back come late
+        # Rows of a clock set back come late.
+        whole = self.plan.way not in BY_CLOCK or "jump" not in self.plan.actions
+        exact = whole and self.plan.way != "watermark"
+        if whole:
             self.judge.agrees(deletions=exact)
         report = self._sync(ends, replace(options, full=True))
         self.judge.agrees()
@@ -569,7 +578,7 @@ class World:
             key = chance.choice(sorted(rows)) if rows else None
             match chance.randrange(5):
                 case 0 if key is not None:
-                    self.table.delete(key)
+                    self.table.delete(key, at=self.source_time())
                 case 1 if key is not None:
                     text, _, _ = rows[key]
                     self.table.put(key, text, self.source_time(), f"G{chance.randrange(3)}")

@@ -33,6 +33,7 @@ METHODS = {
     "marked": '{ method = "watermark", column = "AT", delay = "0s" }',
     "logged": '{ method = "log" }',
     "rowid": '{ method = "rowid" }',
+    "delta": '{ method = "delta", delay = "0s" }',
 }
 PASSWORD = "Right-1"
 _numbers = count(1)
@@ -55,6 +56,8 @@ class Place:
                 f"INSERT INTO {self.source}.{name.upper()} VALUES (1, 'a pump', CURRENT_UTCTIMESTAMP)",
                 f"INSERT INTO {self.source}.{name.upper()} VALUES (2, 'a chair', CURRENT_UTCTIMESTAMP)",
             )
+        records = 'K INTEGER, "Change_Type" NVARCHAR(1), "Change_Date" TIMESTAMP'
+        self.run(f'CREATE TABLE {self.source}."DELTA_Delta" ({records})')
         self.run(f'CREATE USER {self.user} PASSWORD "{PASSWORD}" NO FORCE_FIRST_PASSWORD_CHANGE')
         blocks = [
             f'[[collections]]\nname = "{name}"\nsource = "{self.source}.{name.upper()}"\ntemplate = "{{TXT}}"\n'
@@ -126,6 +129,9 @@ class Place:
             f"UPDATE {table} SET TXT = 'a pump of {new}', AT = CURRENT_UTCTIMESTAMP WHERE K = 1",
             f"INSERT INTO {table} VALUES ({new}, 'number {new}', CURRENT_UTCTIMESTAMP)",
         )
+        if name == "delta":
+            record = f"INSERT INTO {self.source}.\"DELTA_Delta\" VALUES ({{}}, 'A', CURRENT_UTCTIMESTAMP)"
+            self.run(record.format(1), record.format(new))
 
     def failing(self, *names: str) -> set[str]:
         """The collections, of `names` or of all, for which something does not work of what a service does."""
@@ -151,7 +157,9 @@ def place(emulator: Emulator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 def test_with_just_these_rights_everything_works_and_nothing_else(place: Place) -> None:
     place.ready()
     assert place.failing() == set()
-    assert place.failing("marked", "logged", "rowid") == set(), "after the first run, which compares everything"
+    assert place.failing("marked", "logged", "rowid", "delta") == set(), (
+        "after the first run, which compares everything"
+    )
     for name in METHODS:
         assert place.cli("verify", name).exit_code == 0
     assert json.loads(place.cli("changes", "install", "logged", "--json").stdout)["complete"]
@@ -186,7 +194,7 @@ def test_each_right_is_needed(place: Place) -> None:
         for names, on in [statement.removeprefix("GRANT ").rpartition(" TO ")[0].split(" ON ")]
         for name in names.split(", ")
     ]
-    assert len(single) == len(METHODS) + 2
+    assert len(single) == len(METHODS) + 3
     for name, on in single:
         place.run(f"REVOKE {name} ON {on} FROM {place.user}")
         concerned = next(each for each in METHODS if each.upper() in on)

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from app.src.settings import CollectionSettings, Settings, SettingsError, load, show
 from app.src.settings.sources import OWN_VARIABLES
 from app.src.settings.variables import GUIDE_VARIABLES, VARIABLES
-from connector.model import NO_TABLE, ChunkSpec, TableRef
+from connector.model import NO_TABLE, ChangeSpec, ChunkSpec, TableRef, delta_of
 
 ROOT = Path(__file__).parents[2]
 COLLECTION = """
@@ -208,6 +208,8 @@ def test_a_secret_named_twice_or_missing_is_refused(tmp_path: Path) -> None:
         (COLLECTION + "changes = { method = 'rowid', reconcile = '0s' }", ["changes.reconcile", "greater than 0"]),
         (COLLECTION + "changes = { method = 'rowid', reconcile = 'soon' }", ["changes.reconcile", "1h30m"]),
         (COLLECTION + "changes = { method = 'log', log = 'X' }", ["changes.log", "SCHEMA.TABLE"]),
+        (COLLECTION + "changes = { method = 'delta', table = 'X' }", ["changes.table", "SCHEMA.TABLE"]),
+        (COLLECTION + "changes = { method = 'log', at = 'X' }", ['at belongs to method = "delta"']),
         (COLLECTION + "chunk = { max_tokens = 8, overlap = 8 }", ["[[collections]] materials.chunk", "smaller"]),
         (COLLECTION.replace("materials", "a b"), ["[[collections]] a b.name", "letters"]),
         (COLLECTION.replace("""'S."a.b"'""", '"MARA"'), ["[[collections]] materials.source", "SCHEMA.TABLE"]),
@@ -260,6 +262,17 @@ def test_collections_become_specs(tmp_path: Path) -> None:
     assert spec.key == ("MANDT", "MATNR")
     assert spec.metadata == ("MTART",)
     assert spec.chunk == ChunkSpec(64, 4)
+
+
+def test_changes_by_a_delta_table_become_a_spec(tmp_path: Path) -> None:
+    """By default it is Datasphere's table beside the source, with the names that SAP's tools give."""
+    (collection,) = loaded(tmp_path, COLLECTION + "changes = { method = 'delta' }").collections
+    assert delta_of(collection.spec()) == TableRef("S", "a.b_Delta")
+    changes = "changes = { method = 'delta', table = 'S.D', type = 'CHANGE_TYPE', at = 'CHANGE_DATE', delay = '5m' }"
+    (collection,) = loaded(tmp_path, COLLECTION + changes).collections
+    spec = collection.spec()
+    wanted = ChangeSpec("delta", delay=300, table=TableRef("S", "D"), type="CHANGE_TYPE", at="CHANGE_DATE")
+    assert (spec.changes, delta_of(spec)) == (wanted, TableRef("S", "D"))
 
 
 def test_a_collection_that_clients_write_has_no_table(tmp_path: Path) -> None:

@@ -140,7 +140,7 @@ class CollectionBody(BaseModel):
     last_sync: str | None
     key: list[str] | None
     lag_seconds: float | None
-    method: str | None = Field(description="how changes were found: full, watermark, log or rowid")
+    method: str | None = Field(description="how changes were found: full, watermark, log, rowid or delta")
     last_full: str | None = Field(description="when the last comparison of everything began, by the source's clock")
     job: str | None
     next_sync: str | None = Field(description="UTC time by the collection's schedule; in the past: overdue")

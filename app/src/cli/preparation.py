@@ -20,7 +20,10 @@ _PLAN_COLUMNS = (
     "rows", "new", "changed", "unchanged", "deleted", "empty", "unreadable", "duplicates", "chunked", "truncated",
     "tokens",
 )  # fmt: skip
-_METHODS = {"full": "full comparison", "hash": "row hashes computed by HANA", "log": "change log", "rowid": "row ids"}
+_METHODS = {
+    "full": "full comparison", "hash": "row hashes computed by HANA", "log": "change log", "rowid": "row ids",
+    "delta": "delta table",
+}  # fmt: skip
 
 
 @verb(app, "tables")

@@ -332,7 +332,7 @@ class Checks:
         grant = "; ".join(each.grant(_named(self.settings.hana.user)) for each in reading(spec))
         try:
             table = source.describe(spec.source)
-            check(spec, table)
+            check(spec, table, source)
             query = Renderer(spec, table, self._parts.embedder_for(collection.name)).query
             if spec.changes.method == "log":
                 source.capture.check_log(query, log_of(spec))

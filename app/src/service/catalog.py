@@ -177,7 +177,7 @@ class Catalog:
     def _check_source(self, block: CollectionSettings, embedder: EngineEmbedder) -> None:
         spec, source = block.spec(), self._parts.source
         table = source.describe(spec.source)
-        check(spec, table)
+        check(spec, table, source)
         query = Renderer(spec, table, embedder).query
         try:
             next(source.pages(query, 1), None)

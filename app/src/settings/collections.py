@@ -30,7 +30,7 @@ def _table(name: str) -> str:
 
 
 Table = Annotated[str, AfterValidator(_table)]
-Method = Literal["full", "watermark", "log", "rowid"]
+Method = Literal["full", "watermark", "log", "rowid", "delta"]
 
 
 class ChunkSettings(Section):
@@ -48,27 +48,33 @@ class ChangesSettings(Section):
     """Change detection at the source."""
 
     method: Method = setting(
-        "full", 'full compares every row, watermark a column, rowid "$rowid$", log a table that triggers fill'
+        "full",
+        'full compares every row, watermark a column, rowid "$rowid$"; log reads a table that triggers fill, delta one '
+        "that SAP Datasphere or SDI fills",
     )
     column: str | None = setting(None, "watermark: the column that every change sets, a UTC time or a rising number")
-    delay: Duration = setting(30.0, "watermark: must exceed the longest write; younger changes wait")
+    delay: Duration = setting(30.0, "watermark, delta: must exceed the longest write; younger changes wait")
     reconcile: Duration = setting(86_400.0, "longest time between full comparisons, which find all changes", gt=0)
     hash: Literal["client", "server"] = setting("client", "full: server hashes in HANA and leaves unchanged rows there")
     log: Table | None = setting(None, "log: SCHEMA.TABLE; default: OWL_LOG_<NAME> beside the source")
+    table: Table | None = setting(None, "delta: SCHEMA.TABLE; default: <TABLE>_Delta beside the source")
+    type: str | None = setting(None, "delta: column with a record's type; default: Change_Type or SDI_CHANGE_TYPE")
+    at: str | None = setting(None, "delta: column with a record's time, UTC; default: Change_Date or SDI_CHANGE_TIME")
 
     @model_validator(mode="after")
     def _fits(self) -> ChangesSettings:
         if self.method == "watermark" and not self.column:
             raise ValueError('method = "watermark" needs column = "...", the column that every change sets')
         own = {"column": ("watermark", self.column), "log": ("log", self.log), "hash": ("full", self.hash == "server")}
+        own |= {name: ("delta", getattr(self, name)) for name in ("table", "type", "at")}
         for name, (method, value) in own.items():
             if value and self.method != method:
                 raise ValueError(f'{name} belongs to method = "{method}", but method is "{self.method}"')
         return self
 
     def spec(self) -> ChangeSpec:
-        log = None if self.log is None else TableRef.parse(self.log)
-        return ChangeSpec(**self.model_dump(exclude={"log"}), log=log)
+        tables = {name: TableRef.parse(named) for name in ("log", "table") if (named := getattr(self, name))}
+        return ChangeSpec(**{**self.model_dump(), "log": None, "table": None, **tables})
 
 
 class ScheduleSettings(Section):

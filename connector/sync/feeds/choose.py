@@ -7,17 +7,23 @@ from dataclasses import asdict, replace
 from datetime import datetime
 from hashlib import blake2b
 
-from connector.model import Checkpoint, CollectionSpec, Table, log_of
+from connector.model import Checkpoint, CollectionSpec, Table, delta_of, log_of
 from connector.protocols import Source
-from connector.sync.feeds import full, log, rowid, watermark
+from connector.sync.feeds import delta, full, log, rowid, watermark
 from connector.sync.feeds.feed import ChangeMethod, Feed, ReadPlan
 
-METHODS: Mapping[str, ChangeMethod] = {"full": full, "watermark": watermark, "log": log, "rowid": rowid}
+METHODS: Mapping[str, ChangeMethod] = {
+    "full": full,
+    "watermark": watermark,
+    "log": log,
+    "rowid": rowid,
+    "delta": delta,
+}
 
 
-def check(spec: CollectionSpec, table: Table) -> None:
-    """Raise ConfigurationError if the configured method cannot work with this table."""
-    METHODS[spec.changes.method].check(spec, table)
+def check(spec: CollectionSpec, table: Table, source: Source) -> None:
+    """Raise ConfigurationError if the configured method cannot work with this table of the source."""
+    METHODS[spec.changes.method].check(spec, table, source)
 
 
 def choose(plan: ReadPlan, source: Source, checkpoint: Checkpoint) -> Feed:
@@ -55,5 +61,8 @@ def _due(plan: ReadPlan, checkpoint: Checkpoint, changed: bool) -> str:
 
 def _digest(plan: ReadPlan) -> str:
     changes = plan.spec.changes
-    settings = (changes.method, changes.column, changes.hash, changes.method == "log" and str(log_of(plan.spec)))
+    settings: tuple[object, ...] = (changes.method, changes.column, changes.hash)
+    settings += (changes.method == "log" and str(log_of(plan.spec)),)
+    if changes.method == "delta":
+        settings += (str(delta_of(plan.spec)), changes.type, changes.at)
     return blake2b(repr((settings, plan.rendering, asdict(plan.query))).encode(), digest_size=8).hexdigest()

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Protocol
 
+from connector.document.document import quarantine_id
 from connector.model import CollectionSpec, Key, Query, Row, Table
 from connector.protocols import Source
 
@@ -76,10 +77,18 @@ class ReadPlan:
     due: str = ""
 
 
+def current(plan: ReadPlan, source: Source, keys: Iterable[Key]) -> Batch:
+    """Return the rows that have these keys now, each once, and the keys that no row has."""
+    wanted = {quarantine_id(key): key for key in keys}
+    rows = source.rows(plan.query, list(wanted.values()))
+    found = {quarantine_id(row.key) for row in rows}
+    return Batch(rows, gone=[key for id_, key in wanted.items() if id_ not in found])
+
+
 class ChangeMethod(Protocol):
     """The functions that the module of each method provides."""
 
-    def check(self, spec: CollectionSpec, table: Table) -> None:
+    def check(self, spec: CollectionSpec, table: Table, source: Source) -> None:
         """Raise ConfigurationError if the method cannot work with this table."""
         ...
 

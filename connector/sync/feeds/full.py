@@ -12,7 +12,7 @@ from connector.sync.feeds.feed import Batch, Batches, Feed, Mark, ReadPlan
 ROWS_PER_READER = 20_000  # with fewer rows one reader is as fast, because dividing the table costs extra statements
 
 
-def check(spec: CollectionSpec, table: Table) -> None:
+def check(spec: CollectionSpec, table: Table, source: Source) -> None:
     """Accept every table."""
 
 
@@ -58,5 +58,5 @@ def refuse_view(table: Table, needs: str) -> None:
     if table.is_view:
         raise ConfigurationError(
             f'`changes.method`: {table.ref} is a view, and only tables have {needs}; use "full" with hash = "server", '
-            'or "watermark"'
+            '"watermark" or "delta"'
         )

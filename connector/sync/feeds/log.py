@@ -5,20 +5,20 @@ exactly these entries after the store commits. It stores no position, because tr
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 
 from connector import failpoints
-from connector.document.document import quarantine_id
 from connector.errors import LogMissing
-from connector.model import CollectionSpec, Key, Table, TableRef, log_of
+from connector.model import CollectionSpec, Table, TableRef, log_of
 from connector.protocols import Capture, Source
 from connector.sync.feeds import full
-from connector.sync.feeds.feed import Batch, Batches, Feed, Mark, ReadPlan
+from connector.sync.feeds.feed import Batch, Batches, Feed, Mark, ReadPlan, current
 
 EXTRA_PAGES = 10  # pages to read beyond the entries present at the start; later entries wait for the next run
 
 
-def check(spec: CollectionSpec, table: Table) -> None:
+def check(spec: CollectionSpec, table: Table, source: Source) -> None:
     full.refuse_view(table, "triggers")
 
 
@@ -55,12 +55,9 @@ def _batches(plan: ReadPlan, source: Source, log: TableRef, waiting: int) -> Ite
         if not entries:
             return
         taken, last = taken + len(entries), entries[-1][0]
-        # Read each key's current row once. An entry logged between the two reads will later find no change.
-        keys: dict[str, Key] = {quarantine_id(key): key for _, key in entries}
-        rows = source.rows(plan.query, list(keys.values()))
-        found = {quarantine_id(row.key) for row in rows}
-        gone = [key for id_, key in keys.items() if id_ not in found]
-        yield Batch(rows, gone=gone, done=partial(_forget, source.capture, log, [number for number, _ in entries]))
+        # An entry logged after this read of the rows will later find no change.
+        batch = current(plan, source, (key for _, key in entries))
+        yield replace(batch, done=partial(_forget, source.capture, log, [number for number, _ in entries]))
         if len(entries) < plan.page_rows and taken >= waiting:
             return
 

@@ -8,7 +8,7 @@ from connector.sync.feeds.feed import Feed, Mark, ReadPlan
 from connector.sync.feeds.full import by_tokens, refuse_view
 
 
-def check(spec: CollectionSpec, table: Table) -> None:
+def check(spec: CollectionSpec, table: Table, source: Source) -> None:
     refuse_view(table, 'row ids ("$rowid$")')
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 from typing import Any
@@ -18,11 +19,22 @@ from connector.hana.catalog import check_columns
 from connector.hana.watermarks import less, moment, reach, watermark
 from connector.model import CollectionSpec, Column, Span, Table
 from connector.protocols import Capture, Source
-from connector.sync.feeds.feed import Batch, Batches, Feed, Mark, ReadPlan
+from connector.sync.feeds.feed import Batch, Feed, Mark, ReadPlan
 from connector.sync.feeds.full import all_rows
 
 
-def check(spec: CollectionSpec, table: Table) -> None:
+@dataclass(frozen=True, slots=True)
+class Window:
+    """The part of a watermark column that a run reads. `span`: None if nothing is to be read. `settled`: no later row
+    gets this value or a lower one. `mark`: where the next run begins. `due`: why all rows must be compared, or ""."""
+
+    span: Span | None
+    settled: str
+    mark: Mark
+    due: str
+
+
+def check(spec: CollectionSpec, table: Table, source: Source) -> None:
     watermark(_column(spec, table), table.ref)
 
 
@@ -31,17 +43,34 @@ def identity(plan: ReadPlan, source: Source) -> Mark:
 
 
 def feed(plan: ReadPlan, source: Source) -> Feed:
-    column, at = _column(plan.spec, plan.table), plan.before.get("at")
-    found, mark = _next_mark(source.capture, plan, column)
-    mark = {**mark, **plan.identity}
-    if not plan.due and at is not None:
+    window = next_window(source.capture, plan, _column(plan.spec, plan.table))
+    if window.due:
+        return Feed(partial(all_rows, plan, source), window.mark, "full", window.due)
+    return Feed(lambda: (0, [pages(source.capture, plan, window)]), window.mark, "watermark", complete=False)
 
-        def read() -> Batches:
-            return 0, [] if found is None else [_window(source.capture, plan, column, found)]
 
-        return Feed(read, mark, "watermark", complete=False)
-    reason = plan.due or "no value of the watermark is old enough to continue from"
-    return Feed(partial(all_rows, plan, source), mark, "full", reason)
+def next_window(capture: Capture, plan: ReadPlan, column: Column) -> Window:
+    """Return what a run reads of `plan.query` by this watermark column."""
+    kind, at, id_ = watermark(column, plan.query.table), plan.before.get("at"), plan.before.get("key")
+    found, mark = _next_mark(capture, plan, column)
+    due = plan.due or ("" if at is not None else "no value of the watermark is old enough to continue from")
+    span, (upto, settled) = None, found or ("", "")
+    if found and at is not None and (less(kind, at, upto) or (at == upto and id_ is not None)):
+        span = Span(column, at, None if id_ is None else tuple(parse_id(id_)), upto)
+    return Window(span, settled, {**mark, **plan.identity}, due)
+
+
+def pages(capture: Capture, plan: ReadPlan, window: Window, *, repeated: bool = False) -> Iterator[Batch]:
+    """Yield the rows of the window. `repeated`: several rows may have the same watermark and key."""
+    if window.span is None:
+        return
+    kind = watermark(window.span.column, plan.query.table)
+    for rows, last in capture.window(plan.query, window.span, plan.page_rows, repeated=repeated):
+        mark: Mark | None = None
+        if not less(kind, window.settled, last):  # otherwise rows with this watermark may still appear
+            with suppress(RowRejected):  # a key too long for an id
+                mark = {**plan.before, "at": last, "key": document_id(rows[-1].key)}
+        yield Batch(rows, mark=mark)
 
 
 def _column(spec: CollectionSpec, table: Table) -> Column:
@@ -90,18 +119,3 @@ def behind(mark: Mark | None) -> float:
         return max(0.0, (datetime.fromisoformat(mark["asked"]) - moment(mark["at"])).total_seconds())
     except ValueError:
         return 0.0
-
-
-def _window(capture: Capture, plan: ReadPlan, column: Column, found: tuple[str, str]) -> Iterator[Batch]:
-    """Yield the rows after the last mark, which has `at`, up to `found[0]`; `found[1]` is the settled value."""
-    upto, settled = found
-    kind, at, id_ = watermark(column, plan.query.table), plan.before["at"], plan.before.get("key")
-    if less(kind, upto, at) or (at == upto and id_ is None):
-        return
-    span = Span(column, at, None if id_ is None else tuple(parse_id(id_)), upto)
-    for rows, last in capture.window(plan.query, span, plan.page_rows):
-        mark: Mark | None = None
-        if not less(kind, settled, last):  # otherwise rows with this watermark may still appear
-            with suppress(RowRejected):  # a key too long for an id
-                mark = {**plan.before, "at": last, "key": document_id(rows[-1].key)}
-        yield Batch(rows, mark=mark)

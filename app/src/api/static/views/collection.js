@@ -14,7 +14,7 @@ import { Quarantine } from "./collection/quarantine.js";
 
 const REFRESH_SECONDS = 5;
 const LAST_JOBS = 10;
-const METHODS = { full: "full comparison", watermark: "watermark", log: "change log", rowid: "row id" };
+const METHODS = { full: "full comparison", watermark: "watermark", log: "change log", rowid: "row id", delta: "delta table" };
 
 export async function show(root, context) {
   const page = new Page(root, context, context.parameters.path[0]);

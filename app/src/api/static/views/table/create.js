@@ -15,6 +15,7 @@ const METHODS = {
   watermark: "Watermark: a column holds the time of each change",
   rowid: "Row id: HANA's own sign of a changed row",
   log: "Change log: triggers note each change",
+  delta: "Delta table: SAP Datasphere or SDI records each change",
 };
 const SCHEDULES = { "": "Only when started", "15m": "Every 15 minutes", "1h": "Every hour", "1d": "Every day" };
 const LARGE = /LOB$|^TEXT$|^BINTEXT$|VECTOR|^ST_/;
@@ -141,6 +142,7 @@ class Form {
   #settings() {
     const changes = { method: this.method.value };
     if (changes.method === "watermark") changes.column = this.column.value.trim();
+    if (changes.method === "delta") Object.assign(changes, this.proposed.changes.method === "delta" ? this.proposed.changes : {});
     const given = {
       name: this.name.value.trim(),
       source: this.proposed.source,
