@@ -72,6 +72,12 @@ def test_workers_read_and_write_key_ranges(scene: Scene, start: Start) -> None:
         (0,)
     ]  # made for ranges, which ended
     assert json.loads(ended(start("verify", NAME, "--json"))[1])["ok"]
+    settings = {"OWL_SAP_SCALE__ENGINE": "ray", "OWL_SAP_SCALE__ACTORS": "2"}
+    code, out, errors = ended(start("generations", NAME, "--build", "--json", **settings, **given))
+    assert code == 0, errors
+    built = json.loads(out)
+    assert (built["generation"], built["upserted"], built["quarantined"]) == (2, report["upserted"], 0)
+    assert json.loads(ended(start("verify", NAME, "--generation", "2", "--json"))[1])["ok"]
 
 
 def descendants(pid: int) -> set[int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, nullcontext
@@ -23,6 +24,7 @@ from app.src.scaling.cluster import Cluster, RayWorker
 from app.src.scaling.worker import Loaded, Worker
 from app.src.settings.model import ScaleSettings
 from connector.errors import ConfigurationError, Unavailable
+from tests.adversity.scene import NAME, Scene
 from tests.scaling.test_workers import Handle
 
 OPTIONS = EngineOptions(model="hash:64")
@@ -190,3 +192,15 @@ def test_check_refuses_more_workers_than_the_nodes_hold(begin: Begin, check: Che
     begin([])
     done = check("--actors", "9")
     assert (done.exit_code, "room for 8 of 9 workers" in done.stderr) == (2, True)
+
+
+def test_a_build_of_a_generation_uses_the_cluster_of_the_settings(
+    environment: pytest.MonkeyPatch, scene: Scene
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        address = f"127.0.0.1:{closed.getsockname()[1]}"
+    scene.sync()
+    ray = {"OWL_SAP_SCALE__ENGINE": "ray", "OWL_SAP_SCALE__ADDRESS": address}
+    code, _, errors = scene.verb("generations", NAME, "--build", env=ray)
+    assert (code, f"no Ray cluster answers at {address}" in errors) == (3, True), errors
+    assert scene.verb("verify", NAME, env=ray)[0] == 0, "it embeds here"

@@ -121,6 +121,23 @@ def test_an_error_of_starting_another_worker_ends_the_call(ray: Any, callbacks: 
     worker.close()
 
 
+def test_a_process_that_could_not_be_started_counts_as_a_death(
+    ray: Any, callbacks: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise ray.exceptions.RaySystemError("failed to register actor")
+
+    processes = Processes()
+    monkeypatch.setattr(Handle, "__getattr__", lambda *_: SimpleNamespace(remote=refuse))
+    monkeypatch.setattr(ray, "kill", refuse)
+    worker = RayWorker(processes, callbacks)
+    for _ in range(STARTS - 1):
+        settled(callbacks)
+    with pytest.raises(DeviceFailed, match="failed to register actor"):
+        worker.call("embed").result(30)
+    worker.close()
+
+
 def test_a_closed_worker_starts_no_process(ray: Any, callbacks: ThreadPoolExecutor) -> None:
     processes = Processes()
     worker = RayWorker(processes, callbacks)

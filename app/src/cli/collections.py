@@ -287,7 +287,7 @@ def generations(  # noqa: PLR0913 - a verb has as many parameters as options
         raise UsageFault("--drop needs a number: --drop N")
     lines = [] if queries is None else chain(*lines_of(queries))
     texts = [line.strip() for line in lines if line.strip()]
-    with opened() as service:
+    with opened(scaled=build) as service:
         if build:
             with interruptible() as interrupted, watched(name) as observer:
                 report = service.sync.build(name, SyncRequest(owner=f"cli-{os.getpid()}"), observer, interrupted)

@@ -130,22 +130,24 @@ class RayWorker:
         self.call("report")
 
     def call(self, method: str, *content: object) -> Future[Any]:
+        from ray.exceptions import RayError
+
         answer = Future[Any]()
         process = self._process
-        reference = getattr(process, method).remote(*content)
-        reference.future().add_done_callback(
-            lambda found: self._callbacks.submit(self._answered, process, answer, found)
-        )
+        try:
+            called = getattr(process, method).remote(*content).future()
+        except RayError as error:  # it could not be started
+            called = Future[Any]()
+            called.set_exception(error)
+        called.add_done_callback(lambda found: self._callbacks.submit(self._answered, process, answer, found))
         return answer
 
     def close(self) -> None:
         """End the process; none takes its place."""
-        import ray
-
         with self._lock:
             self._closed = True
             self._timer.cancel()
-            ray.kill(self._process)
+            _kill(self._process)
 
     def _started(self) -> Any:
         process = self._start()
@@ -206,13 +208,20 @@ class RayWorker:
         self.call("report")  # its answer tells a process that died of a block from one that cannot start
 
     def _give_up(self, process: Any) -> None:
-        import ray
-
         with self._lock:
             if process is not self._process or self.ready or self._closed:
                 return
-            self.failed = f"no worker of the Ray cluster started within {START_SECONDS:.0f} s"
-        ray.kill(process)  # its calls fail
+            self.failed = (
+                f"a worker of the Ray cluster did not start within {START_SECONDS:.0f} s; see the logs of its nodes"
+            )
+        _kill(process)  # its calls fail
+
+
+def _kill(process: Any) -> None:
+    import ray
+
+    with suppress(ray.exceptions.RayError):  # it could not be started
+        ray.kill(process)
 
 
 def _cause(error: BaseException) -> str:
@@ -282,13 +291,13 @@ class Cluster:
         try:
             reports = self.reports()
         except EngineError as error:
-            hint = "see the logs of its nodes"
+            hint = ""
             if self._scale.address != "local":  # GCS ends workers when it cannot reach this process without a token
                 hint = (
-                    f"if the Ray cluster at {self._scale.address} runs without authentication, start it with "
-                    f"RAY_AUTH_MODE=token (docs/scale.md), else {hint}"
+                    f"; if the Ray cluster at {self._scale.address} runs without authentication, start it with "
+                    "RAY_AUTH_MODE=token (docs/scale.md)"
                 )
-            raise Unavailable(f"{error}; {hint}") from error
+            raise Unavailable(f"{error}{hint}") from error
         for report in reports:
             if differing := different(versions(), report["versions"]):
                 raise ConfigurationError(

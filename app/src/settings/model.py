@@ -293,7 +293,7 @@ class WorkerSettings(Section):
 
 
 class ScaleSettings(Section):
-    """Embedding on a Ray cluster (docs/scale.md), by `owl-sap sync`; never by `serve`."""
+    """Embedding on a Ray cluster (docs/scale.md), by `owl-sap sync` and `generations --build`; never by `serve`."""
 
     engine: Literal["off", "ray"] = setting("off", "ray: `owl-sap sync` embeds on the workers of a Ray cluster")
     address: str = setting(
