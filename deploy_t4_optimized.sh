@@ -19,11 +19,12 @@ source scripts/lib/deploy/proof.sh
 
 usage() {
   cat <<'USAGE'
-usage: ./deploy_t4_optimized.sh [--dry-run] [--no-build] [--no-monitoring] [--apply-gpu-settings]
+usage: ./deploy_t4_optimized.sh [--dry-run] [--no-build] [--no-monitoring] [--replicas] [--apply-gpu-settings]
        ./deploy_t4_optimized.sh [--dry-run] --rollback | --status
   --dry-run             check the host and print what would be done; build, start and change nothing
   --no-build            start the existing image
   --no-monitoring       leave out dcgm-exporter, Prometheus, Alertmanager and Grafana
+  --replicas            a second service, and a proxy before both (OWL_REPLICAS_PORT); kept until you remove them
   --apply-gpu-settings  set persistence, and power and clocks if OWL_GPU_POWER_LIMIT and OWL_GPU_CLOCKS are given; print the undo
   --rollback            start the previous image (run again: return to this one)
   --status              show containers, version, last deployment and the GPU; change nothing
@@ -34,7 +35,7 @@ USAGE
 }
 
 # shellcheck disable=SC2034  # read by the parts
-action=deploy build=yes monitoring=yes apply_gpu=no
+action=deploy build=yes monitoring=yes replicas=no apply_gpu=no
 for argument in "$@"; do
   case $argument in
     --dry-run) mode=dry-run ;;
@@ -42,6 +43,7 @@ for argument in "$@"; do
     --rollback) action=rollback ;;
     --no-build) build=no ;;
     --no-monitoring) monitoring=no ;;
+    --replicas) replicas=yes ;;
     --apply-gpu-settings) apply_gpu=yes ;;
     -h | --help) usage; exit 0 ;;
     *) usage >&2; exit 2 ;;
@@ -61,12 +63,12 @@ deploy() {
   check_image
   make_secrets
   [[ $mode == dry-run || ${OWL_DEPLOY_MEASURE:-yes} == no ]] || show_figures
-  start
   if [[ $mode == dry-run ]]; then
+    start
     say "dry run: the host meets all requirements; nothing was changed."
     return
   fi
-  wait_until_ready || give_up
+  { start && wait_until_ready; } || give_up
   prove
 }
 

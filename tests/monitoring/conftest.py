@@ -141,6 +141,7 @@ def configuration(folder: Path, token: str, targets: dict[str, list[str]]) -> Pa
     config["rule_files"] = [str(PROMETHEUS / path) for path in config["rule_files"]]
     for job in config["scrape_configs"]:
         job["static_configs"] = [{"targets": targets[job["job_name"]]}]
+        job.pop("dns_sd_configs", None)  # names of containers
         if "authorization" in job:
             assert job["authorization"]["credentials_file"] == "/run/secrets/metrics_token"
             job["authorization"]["credentials_file"] = str(token_file)

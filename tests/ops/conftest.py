@@ -67,6 +67,7 @@ QUICK = {
     "OWL_PROMETHEUS_PORT": "2",
     "OWL_GRAFANA_PORT": "3",
     "OWL_ALERTMANAGER_PORT": "4",
+    "OWL_REPLICAS_PORT": "5",
 }
 """Ports on which nothing listens."""
 ENV_FILE = 'HANA_HOST=hana.test\nexport HANA_USER=OWL\nHANA_PASSWORD="s3cret-canary"\n'
@@ -131,7 +132,8 @@ def host(tmp_path: Path) -> Host:
         (tools / tool).symlink_to(found)
     folder = tmp_path / "owl"
     (folder / "scripts").mkdir(parents=True)
-    shutil.copytree(ROOT / "scripts/lib/deploy", folder / "scripts/lib/deploy")
+    for name in ("scripts/lib/deploy", "deployment/nginx"):
+        shutil.copytree(ROOT / name, folder / name)
     for name in ("deploy_t4_optimized.sh", "docker-compose.t4-optimized.yml", "scripts/monitor_gpu.sh", "scripts/keys"):
         shutil.copy(ROOT / name, folder / name)
     (folder / ".env").write_text(ENV_FILE)

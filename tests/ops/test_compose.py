@@ -119,7 +119,7 @@ def test_the_service_listens_inside_with_keys_and_leaves_jobs_to_the_worker() ->
 
 def test_the_replica_is_as_the_service_and_the_proxy_leads_to_both() -> None:
     api, replica = dict(SERVICES["api"]), dict(SERVICES["replica"])
-    own = {"build", "container_name", "ports", "networks", "profiles"}
+    own = {"build", "container_name", "ports", "profiles"}
     assert {key: value for key, value in replica.items() if key not in own} == {
         key: value for key, value in api.items() if key not in own
     }
@@ -208,14 +208,23 @@ def test_prometheus_asks_services_of_its_networks_where_they_listen() -> None:
     targets = [
         target for job in scrapes["scrape_configs"] for each in job["static_configs"] for target in each["targets"]
     ]
+    (api,) = [job for job in scrapes["scrape_configs"] if job["job_name"] == "owl-sap-api"]
+    # By its name, which is not known while it does not run: a fixed target would be missed without the profile.
+    (found,) = api["dns_sd_configs"]
+    (relabelled,) = api["relabel_configs"]
+    assert found["names"] == ["replica"]
+    assert relabelled["source_labels"] == ["__meta_dns_name"], "which a fixed target has not"
+    targets += [relabelled["replacement"].replace("$1", name) for name in found["names"]]
+    assert targets[-1].endswith(f":{found['port']}")
     ports = {
         "api": SERVICES["api"]["environment"]["OWL_SAP_API__PORT"],
+        "replica": SERVICES["replica"]["environment"]["OWL_SAP_API__PORT"],
         "worker": SERVICES["worker"]["environment"]["OWL_SAP_WORKER__METRICS_PORT"],
         "dcgm-exporter": "9400",
         "localhost": "9090",
     }
     assert sorted(targets) == sorted(f"{name}:{port}" for name, port in ports.items())
-    for name in ("api", "worker", "dcgm-exporter"):
+    for name in ("api", "replica", "worker", "dcgm-exporter"):
         assert set(SERVICES[name]["networks"]) & set(SERVICES["prometheus"]["networks"]), name
     tokens = {job["authorization"]["credentials_file"] for job in scrapes["scrape_configs"] if "authorization" in job}
     assert tokens == {"/run/secrets/metrics_token"}

@@ -51,6 +51,26 @@ def example_host(host: Host) -> None:
     write("owl-sap.toml", '[hana]\nhost = "db.example.com"\n')(host)
 
 
+def with_replica(**variables: str) -> Callable[[Host], None]:
+    """A second service runs, and these variables are set."""
+
+    def do(host: Host) -> None:
+        (host.folder.parent / "docker/replica").write_text("sha256:zero\n")
+        host.variables.update(variables)
+
+    return do
+
+
+def certificate_beside_a_replica(host: Host) -> None:
+    with_replica()(host)
+    write("owl-sap.toml", '[api]\ntls_certificate = "/run/secrets/a.crt"\n', 0o644)(host)
+
+
+def proxy_shut(host: Host) -> None:
+    with_replica()(host)
+    (host.folder / "deployment/nginx/replicas.conf").chmod(0o600)
+
+
 REFUSALS: dict[str, tuple[Callable[[Host], object], str, str]] = {
     # situation: (how the host differs, what is wrong, what to do)
     "no docker": (lambda host: host.without("docker"), "docker was not found", "Install Docker Engine"),
@@ -132,6 +152,14 @@ REFUSALS: dict[str, tuple[Callable[[Host], object], str, str]] = {
         "out of .env",
     ),
     "no configuration": (remove("owl-sap.toml"), "owl-sap.toml is missing", "cp owl-sap.example.toml"),
+    "shares of three": (
+        with_replica(OWL_API_MEMORY_FRACTION="0.35"),
+        "twice OWL_API_MEMORY_FRACTION and OWL_WORKER_MEMORY_FRACTION are 0.9",
+        "Lower them",
+    ),
+    "port of the proxy twice": (with_replica(OWL_REPLICAS_PORT="1"), "and OWL_REPLICAS_PORT are the same port", ".env"),
+    "proxy before TLS": (certificate_beside_a_replica, "the proxy speaks no TLS", "Take tls_certificate out"),
+    "proxy shut": (proxy_shut, "replicas.conf cannot be read by the proxy", "chmod o+r"),
     "port no number": (set_to(OWL_SAP_API__PORT="70000"), "OWL_SAP_API__PORT is no port", ".env"),
     "one port twice": (set_to(OWL_GRAFANA_PORT="2"), "OWL_PROMETHEUS_PORT and OWL_GRAFANA_PORT are the same", ".env"),
     "build fails": (set_to(STUB_BUILD="fails"), "image could not be built", "left as it is"),
@@ -150,7 +178,7 @@ REFUSALS: dict[str, tuple[Callable[[Host], object], str, str]] = {
 OFTEN = {
     *("no docker", "no gpu", "old driver", "no .env", "open .env", "placeholder", "unquoted dollar", "open secret"),
     *("password in an open configuration", "configuration shut", "no configuration", "build fails", "search fails"),
-    *("unhealthy", "worker unhealthy"),
+    *("unhealthy", "worker unhealthy", "shares of three"),
 }
 """The others are looked at in the slow suite: secrets that others could read, and one of each kind, are here."""
 
@@ -348,9 +376,10 @@ def test_what_containers_read_at_their_start_has_sums_of_its_own(host: Host) -> 
 
     before = sums()
     assert sums() == before
-    assert len(set(before.values())) == 5
+    assert len(set(before.values())) == 6
     changed = {
         "SERVICE": "owl-sap.toml",
+        "PROXY": "deployment/nginx/replicas.conf",
         "DCGM": "monitoring/dcgm/counters.csv",
         "PROMETHEUS": "monitoring/prometheus/rules/alerts.yml",
         "ALERTMANAGER": config,
@@ -433,7 +462,7 @@ def test_compose_v1_is_used_where_there_is_no_v2(host: Host) -> None:
 def test_without_monitoring(host: Host) -> None:
     result = host.run(SCRIPT, "--no-monitoring")
     assert result.returncode == 0, result.stderr
-    assert "--profile" not in host.log
+    assert "--profile monitoring" not in host.log
     assert "Grafana" not in result.stdout
     assert sorted(path.name for path in (host.folder / "secrets").iterdir()) == ["deploy_key", "keys.json"]
 

@@ -151,6 +151,92 @@ def test_what_was_not_healthy_before_is_not_gone_back_to(host: Host) -> None:
     assert result.stderr.rstrip().endswith("; or go back: ./deploy_t4_optimized.sh --rollback")
 
 
+# --------------------------------------------------------------------------------------------------- a second service
+
+
+def replica(host: Host) -> str:
+    return (host.folder.parent / "docker/replica").read_text().strip()
+
+
+def ups(host: Host) -> list[str]:
+    return [line.partition(" up -d --no-build")[2].strip() for line in host.log.splitlines() if " up -d " in line]
+
+
+@pytest.fixture
+def both(host: Host) -> Host:
+    """Two services of sha256:zero, and sha256:one about to be built."""
+    running(host, "sha256:zero")
+    (host.folder.parent / "docker/replica").write_text("sha256:zero\n")
+    return host
+
+
+def test_a_second_service_starts_with_the_first_and_shares_the_card(host: Host) -> None:
+    result = host.run(SCRIPT, "--replicas")
+    assert result.returncode == 0, result.stderr
+    assert "both services at one address: http://127.0.0.1:5" in result.stdout
+    assert "--profile monitoring --profile replicas up -d --no-build\n" in host.log
+    assert ups(host) == [""], "none served that another could stand in for"
+    assert serves(host) == replica(host) == "sha256:one"
+    assert (host.folder.parent / "docker/shares").read_text() == "0.25 0.3\n"
+
+
+def test_without_a_second_service_the_shares_are_those_of_compose(host: Host) -> None:
+    assert host.run(SCRIPT).returncode == 0
+    assert (host.folder.parent / "docker/shares").read_text() == " \n"
+    assert not (host.folder.parent / "docker/replica").exists()
+
+
+def test_one_is_replaced_after_the_other_without_a_flag(both: Host) -> None:
+    result = both.run(SCRIPT)
+    assert result.returncode == 0, result.stderr
+    assert ups(both) == ["--no-deps replica", ""]
+    assert "waiting until the replica is ready" in result.stdout
+    assert serves(both) == replica(both) == "sha256:one"
+    assert both.run(SCRIPT, "--rollback").returncode == 0
+    assert ups(both)[2:] == ["--no-deps replica", "api worker"]
+    assert serves(both) == replica(both) == "sha256:zero"
+
+
+def test_a_new_image_that_is_not_ready_in_the_second_service_does_not_reach_the_first(both: Host) -> None:
+    both.variables["STUB_BAD"] = "sha256:one"
+    result = both.run(SCRIPT)
+    assert result.returncode == 1
+    assert "did not become ready (c-replica: running unhealthy)" in result.stderr
+    assert ups(both) == ["--no-deps replica", "--no-deps replica", "api worker"]
+    assert not (both.folder.parent / "docker/recreated").exists(), "the first service was never replaced"
+    assert serves(both) == replica(both) == tags(both)["t4"] == "sha256:zero"
+
+
+@pytest.mark.slow
+def test_a_second_service_that_came_with_an_unhealthy_image_goes_back_too(host: Host) -> None:
+    running(host, "sha256:zero")
+    host.variables["STUB_BAD"] = "sha256:one"
+    result = host.run(SCRIPT, "--replicas")
+    assert result.returncode == 1
+    assert "the one before it serves again" in result.stderr
+    assert serves(host) == replica(host) == "sha256:zero"
+
+
+def test_status_shows_both_services(both: Host) -> None:
+    result = both.run(SCRIPT, "--status")
+    assert result.returncode == 0, result.stderr
+    assert "replica: running healthy\nproxy: running healthy\n" in result.stdout
+    both.variables["STUB_REPLICA"] = "running unhealthy"
+    result = both.run(SCRIPT, "--status")
+    assert result.returncode == 1
+    assert "replica: running unhealthy" in result.stdout
+    assert ups(both) == []
+
+
+def test_a_dry_run_says_what_would_be_done_with_both(both: Host) -> None:
+    for flags in (("--dry-run",), ("--dry-run", "--rollback")):
+        (both.folder.parent / "docker/tags/owl-sap-connector:t4-previous").write_text("sha256:older\n")
+        result = both.run(SCRIPT, *flags)
+        assert result.returncode == 0, result.stderr
+        assert "up -d --no-build --no-deps replica" in result.stdout
+    assert ups(both) == []
+
+
 def test_an_interrupted_start_is_taken_up_and_keeps_the_way_back(host: Host) -> None:
     running(host, "sha256:zero")
     host.variables["STUB_UP_HANGS"] = "yes"

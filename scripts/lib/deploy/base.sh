@@ -77,7 +77,8 @@ api_certificate() {
 # Addresses, ports, the card's number and what is built, as compose will take them: the environment, else .env, else the default.
 local_address=127.0.0.1 certificate="" url=""
 declare -A setting=([OWL_SAP_API__PORT]=8000 [OWL_PUBLISH]=127.0.0.1 [OWL_PROMETHEUS_PORT]=9090 [OWL_GRAFANA_PORT]=3000
-  [OWL_ALERTMANAGER_PORT]=9093 [OWL_ALERTMANAGER_CONFIG]=./monitoring/alertmanager/alertmanager.yml
+  [OWL_ALERTMANAGER_PORT]=9093 [OWL_REPLICAS_PORT]=8080
+  [OWL_API_MEMORY_FRACTION]="" [OWL_WORKER_MEMORY_FRACTION]="" [OWL_ALERTMANAGER_CONFIG]=./monitoring/alertmanager/alertmanager.yml
   [GPU_DEVICE_ID]=0 [OWL_SAP_API__TLS_CERTIFICATE]="" [OWL_CUDA]="" [OWL_REVISION]="" [OWL_WORKER_CPUS]="")
 read_settings() {
   local name value names

@@ -6,7 +6,8 @@
 # image before. The rest is for monitoring (5 GB of Prometheus) and the build cache.
 readonly driver_floor=525 driver_cuda13=580 disk_floor_gib=30
 
-compose=()
+# shellcheck disable=SC2034  # replica_ran is read where the containers are started
+compose=() replica_ran=no
 check_docker() {
   command -v docker >/dev/null 2>&1 ||
     refuse "docker was not found. Install Docker Engine: https://docs.docker.com/engine/install/ (without Docker: pip install -e '.[hana,engine,serve]' && owl-sap serve)"
@@ -23,6 +24,10 @@ check_docker() {
   fi
   # Known to compose in every mode, so that --status shows these services too, and --no-monitoring leaves them alone.
   [[ $monitoring == no && $mode != status ]] || compose+=(--profile monitoring)
+  # A second service that runs belongs to every deployment, or it would go on with another image than the first one.
+  # shellcheck disable=SC2034
+  [[ -z $("${compose[@]}" --profile replicas ps -q replica 2>/dev/null) ]] || replica_ran=yes replicas=yes
+  [[ $replicas == no ]] || compose+=(--profile replicas)
 }
 
 check_nvidia_runtime() {
@@ -54,6 +59,14 @@ check_gpu() {
     note "driver $driver is older than $driver_cuda13, so torch 2.10 (CUDA 12.8) is built in instead of 2.13 (CUDA 13)."
   fi
   say "GPU: ${name# }, driver $driver, compute capability ${capability# }"
+  [[ $replicas == no ]] || share_card
+}
+
+# With a second service three processes compute on the card.
+share_card() {
+  export OWL_API_MEMORY_FRACTION=${setting[OWL_API_MEMORY_FRACTION]:-0.25} OWL_WORKER_MEMORY_FRACTION=${setting[OWL_WORKER_MEMORY_FRACTION]:-0.3}
+  awk -v api="$OWL_API_MEMORY_FRACTION" -v worker="$OWL_WORKER_MEMORY_FRACTION" 'BEGIN { exit !(2 * api + worker < 0.9) }' ||
+    refuse "twice OWL_API_MEMORY_FRACTION and OWL_WORKER_MEMORY_FRACTION are 0.9 of the card or more. Lower them in .env, or take them out (0.25 and 0.3)."
 }
 
 # ours SERVICE PORT: does our own container publish it? That is what a second deployment finds, and replaces.
@@ -76,10 +89,10 @@ check_port() {
 }
 
 check_ports() {
-  local names=(api prometheus grafana alertmanager) count=4 index other
-  local variables=(OWL_SAP_API__PORT OWL_PROMETHEUS_PORT OWL_GRAFANA_PORT OWL_ALERTMANAGER_PORT)
-  [[ $monitoring == yes ]] || count=1
-  for ((index = 0; index < count; index++)); do
+  local names=(api) variables=(OWL_SAP_API__PORT) index other
+  [[ $replicas == no ]] || names+=(proxy) variables+=(OWL_REPLICAS_PORT)
+  [[ $monitoring == no ]] || names+=(prometheus grafana alertmanager) variables+=(OWL_PROMETHEUS_PORT OWL_GRAFANA_PORT OWL_ALERTMANAGER_PORT)
+  for ((index = 0; index < ${#names[@]}; index++)); do
     check_port "${names[index]}" "${variables[index]}"
     for ((other = 0; other < index; other++)); do
       [[ ${setting[${variables[index]}]} != "${setting[${variables[other]}]}" ]] ||

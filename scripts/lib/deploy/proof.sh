@@ -38,6 +38,7 @@ told_to() { [[ ${setting[OWL_ALERTMANAGER_CONFIG]} != ./monitoring/* ]] || print
 
 show_addresses() {
   say "ready: $url  (each request with a key, /docs and /metrics too)"
+  [[ $replicas == no ]] || say "both services at one address: http://127.0.0.1:${setting[OWL_REPLICAS_PORT]}"
   if [[ $monitoring == yes ]]; then
     say "Prometheus: http://127.0.0.1:${setting[OWL_PROMETHEUS_PORT]}   Grafana: http://127.0.0.1:${setting[OWL_GRAFANA_PORT]} (user admin, password: sudo cat secrets/grafana_password)"
     say "Alertmanager: http://127.0.0.1:${setting[OWL_ALERTMANAGER_PORT]}$(told_to)"

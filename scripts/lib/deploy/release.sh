@@ -2,7 +2,8 @@
 # Sourced by deploy_t4_optimized.sh: the image, its predecessor, start, readiness, the way back, and the status.
 # shellcheck disable=SC2154  # names of base.sh and of the script itself
 
-# What runs our image. A way back leaves monitoring alone: it may not run here, and its images are others.
+# What runs our image, but for the second service, which `start` knows. A way back leaves monitoring and the proxy alone:
+# they may not run here, and their images are others.
 readonly own_services=(api worker)
 
 image_id() { docker image inspect --format '{{.Id}}' "$1" 2>/dev/null; }
@@ -72,11 +73,12 @@ sum() { { cat "$@" || find -L "$@" -printf '%s %T@\n'; } 2>/dev/null | cksum | t
 
 export_sums() {
   OWL_SUM_SERVICE=$(sum owl-sap.toml)
+  OWL_SUM_PROXY=$(sum deployment/nginx/replicas.conf)
   OWL_SUM_DCGM=$(sum monitoring/dcgm/counters.csv)
   OWL_SUM_PROMETHEUS=$(sum monitoring/prometheus/prometheus.yml monitoring/prometheus/rules/*.yml)
   OWL_SUM_ALERTMANAGER=$(sum "${setting[OWL_ALERTMANAGER_CONFIG]}")
   OWL_SUM_GRAFANA=$(sum monitoring/grafana/provisioning/*/*.yml)
-  export OWL_SUM_SERVICE OWL_SUM_DCGM OWL_SUM_PROMETHEUS OWL_SUM_ALERTMANAGER OWL_SUM_GRAFANA
+  export OWL_SUM_SERVICE OWL_SUM_PROXY OWL_SUM_DCGM OWL_SUM_PROMETHEUS OWL_SUM_ALERTMANAGER OWL_SUM_GRAFANA
 }
 
 # The worker reads, renders and tokenises on processors: all but two, which the API has, and at least two.
@@ -86,11 +88,16 @@ worker_processors() {
   if [[ $count =~ ^[0-9]+$ && $count -gt 4 ]]; then printf '%s' $((count - 2)); else printf 2; fi
 }
 
-# start [SERVICE...]: these, or all
+# start [SERVICE...]: these, or all; 1 when a second service that ran before does not become ready
 start() {
   export_sums
   export OWL_WORKER_CPUS=${setting[OWL_WORKER_CPUS]:-$(worker_processors)}
   begin "starting the containers" "Some may run already. Deploy again, or go back: ./deploy_t4_optimized.sh --rollback"
+  # The second service alone at first: the proxy sends every request to the other one until it is ready.
+  if [[ $replica_ran == yes ]]; then
+    step "the second service could not be started; the message above says why." "${compose[@]}" up -d --no-build --no-deps replica
+    [[ $mode == dry-run ]] || wait_until_ready replica || return 1
+  fi
   # Compose replaces what changed, and only that.
   step "the containers could not be started; the message above says why." "${compose[@]}" up -d --no-build "$@"
   # It sees one file, not the folder, and a file that was replaced only after a restart.
@@ -98,13 +105,18 @@ start() {
     step "Prometheus could not be restarted; the message above says why." "${compose[@]}" restart prometheus
 }
 
-# The containers that have to be healthy: the service by its name, the worker as compose knows it.
+# watched [SERVICE...]: the containers of these services; or all that have to be healthy, of which the service has a name
 watched() {
-  printf '%s\n' "$container"
-  "${compose[@]}" ps -q worker 2>/dev/null | head -n 1
+  local service services=("$@")
+  if [[ $# -eq 0 ]]; then
+    printf '%s\n' "$container"
+    services=(worker)
+    [[ $replicas == no ]] || services+=(replica proxy)
+  fi
+  for service in "${services[@]}"; do "${compose[@]}" ps -q "$service" 2>/dev/null | head -n 1; done
 }
 
-# ready: 0 when all are healthy, 1 while one is not yet, 2 when one will not be; `standing` says which and how
+# ready [SERVICE...]: 0 when all are healthy, 1 while one is not yet, 2 when one will not be; `standing` says which and how
 standing=""
 ready() {
   local name state_now all=0
@@ -115,18 +127,18 @@ ready() {
       "" | exited* | dead* | restarting* | *unhealthy) standing="${name}: ${state_now:-no such container}"; return 2 ;;
       *) standing="${name}: $state_now"; all=1 ;;
     esac
-  done < <(watched)
+  done < <(watched "$@")
   return $all
 }
 
-# Waits; 1 when the time is over or something ended. The last lines of the log then go to stderr.
+# wait_until_ready [SERVICE...]: 1 when the time is over or something ended. The last lines of the log then go to stderr.
 wait_until_ready() {
   local limit=${OWL_DEPLOY_WAIT:-420} answer=1
-  begin "waiting until the service is ready" "The containers run. Look: --status; deploy again; or go back: --rollback"
-  say "waiting until the service is ready (at most $limit s)"
+  begin "waiting until the service is ready" "Containers run. Look: --status; deploy again; or go back: --rollback"
+  say "waiting until the ${1:-service} is ready (at most $limit s)"
   SECONDS=0
   while [[ $SECONDS -le $limit ]]; do
-    ready && return 0
+    ready "$@" && return 0
     answer=$?
     [[ $answer -eq 1 ]] || break
     sleep "${OWL_DEPLOY_POLL:-2}"
@@ -155,8 +167,8 @@ give_up() {
   tag "$old_image" "$image"
   # The image before the one that serves again, as it was before this run.
   if [[ -n $earlier_image ]]; then tag "$earlier_image" "$previous_image"; else docker rmi "$previous_image" >/dev/null 2>&1; fi
-  start "${own_services[@]}"
-  wait_until_ready ||
+  replica_ran=$replicas   # it does now
+  { start "${own_services[@]}" && wait_until_ready; } ||
     refuse "the image that served before does not become ready either ($standing): look at HANA, .env and owl-sap.toml rather than at the image."
   record_result "went back"
   refuse "the new image does not become ready; the one before it serves again. What the new one said is in $state/failed.log."
@@ -172,9 +184,11 @@ rollback() {
   step "the image could not be tagged; the message above says why." docker tag "$before" "$image"
   # Swapped, so that a second --rollback comes back here.
   [[ -z $now ]] || step "the image could not be tagged; the message above says why." docker tag "$now" "$previous_image"
-  start "${own_services[@]}"
-  [[ $mode == dry-run ]] && return
-  if ! wait_until_ready; then
+  if [[ $mode == dry-run ]]; then
+    start "${own_services[@]}"
+    return
+  fi
+  if ! { start "${own_services[@]}" && wait_until_ready; }; then
     record_result "rolled back, not ready"
     refuse "the image before does not become ready ($standing); its last lines stand above. Forward again: ./deploy_t4_optimized.sh --rollback"
   fi
@@ -191,10 +205,19 @@ record_result() {
 }
 
 show_status() {
-  local state_now
+  local state_now service other all=0
   state_now=$(health "$container")
   [[ -n $state_now ]] || refuse "there is no container $container. Deploy it: ./deploy_t4_optimized.sh"
+  [[ $state_now == "running healthy" ]] || all=1
   say "$container: $state_now, $url"
+  if [[ $replicas == yes ]]; then
+    for service in replica proxy; do
+      other=$(health "$(watched "$service")")
+      [[ $other == "running healthy" ]] || all=1
+      say "$service: ${other:-no such container}"
+    done
+    say "both services: http://127.0.0.1:${setting[OWL_REPLICAS_PORT]}"
+  fi
   say "image: $(described "$image"); to go back to: $(image_id "$previous_image" | grep . || echo nothing)"
   [[ ! -f $state/last ]] || say "last deployment: $(tr '\n' ' ' <"$state/last")"
   if [[ -f $state/lock ]] && command -v flock >/dev/null 2>&1 && ! (exec 9<"$state/lock" && flock -n 9); then
@@ -202,5 +225,5 @@ show_status() {
   fi
   "${compose[@]}" ps
   ./scripts/monitor_gpu.sh --once
-  [[ $state_now == "running healthy" ]]
+  return $all
 }

@@ -110,6 +110,10 @@ check_readable() {
     refuse "owl-sap.toml cannot be read by user $user_id of the container: sudo chgrp $user_id owl-sap.toml && sudo chmod 640 owl-sap.toml"
   ! hana_toml_has password || [[ -z $(find -L owl-sap.toml -perm /007 2>/dev/null) ]] ||
     refuse "owl-sap.toml holds the password and every user of this machine can read it: sudo chgrp $user_id owl-sap.toml && sudo chmod 640 owl-sap.toml"
+  [[ $replicas == no || -z $certificate ]] ||
+    refuse "the service has a certificate, and the proxy speaks no TLS to it. Take tls_certificate out of owl-sap.toml, or deploy without --replicas."
+  [[ $replicas == no || -n $(find -L deployment/nginx/replicas.conf -perm -004 2>/dev/null) ]] ||
+    refuse "deployment/nginx/replicas.conf cannot be read by the proxy: chmod o+r deployment/nginx/replicas.conf"
   [[ $monitoring == yes ]] || return 0
   check_receivers
   shut=$(find -L monitoring deployment/nvidia-t4/grafana \( -type d ! -perm -005 -o -type f ! -perm -004 \) 2>/dev/null | head -n 1)
