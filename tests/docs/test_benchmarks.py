@@ -14,6 +14,7 @@ import pytest
 from app.src.benchmark.harness import Figure, Target
 from benchmarks import embed, quality, rest, scale, search, start, sync, together
 from benchmarks import load as crowd
+from tests.adversity import kills
 from tests.docs.sections import ROOT, check_section
 
 PAGE = "docs/benchmarks.md"
@@ -30,6 +31,7 @@ FOUND: dict[str, dict[str, Any]] = {
 
 # Present goals, by a figure's name or a part of it.
 GOALS: dict[str, Mapping[str, Target]] = {
+    "kills": kills.TARGETS,
     "load": crowd.TARGETS,
     "multilingual": {f"{peer} / ours": goal for each in embed.MULTILINGUAL.values() for peer, goal in each.items()},
     "peers": {

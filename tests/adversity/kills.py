@@ -1,0 +1,544 @@
+"""Syncs of key ranges on two Ray nodes of this machine, whose workers, nodes and drivers are killed while rows change;
+then the store's own tables are compared with the source.
+
+    python -m tests.adversity.kills [--rows 1000000] [--kills 300] [--seed 1] [--actors 4] [--out FILE]
+
+The HANA is the emulator. `owl-sap sync NAME --scale ray` runs again and again, until one ends by itself with no kill
+left. The seed decides who is killed, and when: after so many written rows or, while a sync only compares, so much time.
+Rows change, go and come meanwhile. A tenth of the rows is synced without kills, to compare the driver's memory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing, contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from app.src.benchmark.harness import Figure, Report, at_most, main
+from app.src.core.loading import EngineOptions, load_engine
+from app.src.service.wiring import EngineEmbedder
+from hana_emulator.testing import Emulator, running
+from tests.adversity.scene import NAME, Scene
+from tests.scaling import nodes
+
+MODEL = "hash:64"
+SHARES = {"node": 0.1, "driver": 0.06, "head": 1 / 150}  # of the kills; the rest are workers
+PAUSED_SHARE = 0.5  # of the workers of a node that is killed
+PAUSED_SECONDS = 25.0  # longer than Ray takes to notice that a node has gone
+IDLE_SECONDS = 1.0, 12.0  # between two kills while no rows are written
+STILL_SECONDS = 900.0  # without a row or an end, after which a sync counts as hanging
+RECONNECT_SECONDS = "5"  # after which Ray ends a driver that has lost the head; its default is 60
+HOT = 200  # rows that change again and again
+WRITE_SECONDS, CHANGED = 0.5, 8  # between two transactions, and the updates of each; beside a deletion and an insertion
+BATCH = 10_000
+MOST_WRONG = 100  # violations, after which no more are looked for
+TABLE = "OWL_ROWS_G1"
+VERSION = re.compile(r" in state (\d+)$")
+GONE = 1 << 60  # as a version
+TARGETS = {
+    "violations": at_most(0),
+    "syncs that ended with an error, neither driver nor head killed": at_most(0),
+    "driver's memory, all rows minus a tenth": at_most(40),
+}
+TOML = """
+[store]
+kind = "hana"
+schema = "{schema}"
+
+[embedding]
+model = "{model}"
+
+[sync]
+page_rows = {page}
+window = {page}
+
+[scale]
+ranges = true
+threads = 1
+
+[[collections]]
+name = "rows"
+source = "{schema}.ROWS"
+template = "{{TXT}} in state {{V}}"
+metadata = ["GRP"]
+chunk = {{ max_tokens = 12, overlap = 2 }}
+"""
+
+
+def text_of(key: int) -> str:
+    """Return a text without its version. One of a hundred becomes several chunks."""
+    words = f"pump {key} of plant {key % 7}"
+    return f"{words}, " + " ".join(f"part{part}" for part in range(30)) if key % 200 == 6 else words
+
+
+def group_of(key: int) -> str:
+    return f"G{key % 3}"
+
+
+def plan(kills: int, chance: random.Random) -> list[str]:
+    """Return who is killed, in random order."""
+    others = [kind for kind, share in SHARES.items() for _ in range(round(share * kills))]
+    kinds = others + ["worker"] * (kills - len(others))
+    chance.shuffle(kinds)
+    return kinds
+
+
+# ---------------------------------------------------------------------------------------------------------- the cluster
+
+
+class TwoNodes:
+    """A cluster with two nodes, each with room for all workers. A killed node is replaced."""
+
+    def __init__(self, folder: Path, cpus: int, variables: Mapping[str, str]) -> None:
+        self._token = folder / "token"
+        self._token.write_text("a" * 64)
+        self._token.chmod(0o600)
+        mine = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(self._token)}
+        self._variables = {**variables, **mine, "RAY_gcs_rpc_server_reconnect_timeout_s": RECONNECT_SECONDS}
+        self._folder, self._cpus, self._count = folder, cpus, 0
+        self._starting = ThreadPoolExecutor(1, "second-node")
+        self._first, self._second = ExitStack(), ExitStack()
+
+    def __enter__(self) -> TwoNodes:
+        self.address, self._head = self._first.enter_context(nodes.head(self._place(), self._cpus, **self._variables))
+        self._pending = self._starting.submit(self._start_second)
+        self._pending.result()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._pending.exception()
+        self._second.close()
+        self._first.close()
+
+    def variables(self) -> dict[str, str]:
+        """Return the environment of a driver."""
+        scale = {"OWL_SAP_SCALE__ADDRESS": self.address, "OWL_SAP_SCALE__TOKEN_PATH": str(self._token)}
+        return self._variables | scale
+
+    def kill_second(self, chance: random.Random) -> None:
+        """Kill the second node, and start another one without waiting for it. Some of its workers stand still from
+        before its end until after others have taken their place, and then go on for up to a second."""
+        self._pending.result()
+        for pid in self._workers({self._other.pid}):
+            if chance.random() < PAUSED_SHARE:
+                send(pid, signal.SIGSTOP)
+                threading.Timer(PAUSED_SECONDS, send, (pid, signal.SIGCONT)).start()
+        self._second.close()
+        self._pending = self._starting.submit(self._start_second)
+
+    def kill_head(self) -> None:
+        """Kill the first node; the second one ends without it. Then `restart`."""
+        self._pending.result()
+        nodes.kill(self._head)
+
+    def restart(self) -> None:
+        self.__exit__()
+        self.__enter__()
+
+    def workers(self) -> list[int]:
+        """Return the ids of the workers' processes."""
+        return self._workers({self._head.pid, *({self._other.pid} if self._pending.done() else ())})
+
+    def _workers(self, sessions: set[int]) -> list[int]:
+        return sorted(pid for pid, session, command in processes() if session in sessions and "ray::Worker" in command)
+
+    def _start_second(self) -> None:
+        node = nodes.second(self._place(), self.address, self._cpus, **self._variables)
+        self._other = self._second.enter_context(node)
+
+    def _place(self) -> Path:
+        self._count += 1
+        return self._folder / f"r{self._count}"
+
+
+def send(pid: int, number: int) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(pid, number)
+
+
+def processes() -> Iterator[tuple[int, int, str]]:
+    """Yield id, session and command of every process."""
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it has ended
+            session = int((folder / "stat").read_text(errors="replace").rpartition(")")[2].split()[3])
+            yield int(folder.name), session, (folder / "cmdline").read_text(errors="replace")
+
+
+def peak_bytes(pid: int) -> int:
+    """Return the most resident memory that a process ever had; 0 once it has ended."""
+    with suppress(OSError):
+        if found := re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text()):
+            return int(found[1]) << 10
+    return 0
+
+
+# ------------------------------------------------------------------------------------------------------------ the syncs
+
+
+@dataclass
+class Syncs:
+    """Syncs of a table that `fill` made. `plan`: who is still to be killed, the next one last."""
+
+    scene: Scene
+    cluster: TwoNodes
+    rows: int
+    actors: int
+    chance: random.Random
+    plan: list[str] = field(default_factory=list)
+    started: int = 0
+    killed: Counter[str] = field(default_factory=Counter)
+    peak: int = 0
+    """The most resident memory of any driver, in bytes."""
+    failed: list[str] = field(default_factory=list)
+    wrong: list[str] = field(default_factory=list)
+    reports: list[dict[str, Any]] = field(default_factory=list)
+    _over: threading.Event = field(default_factory=threading.Event)
+    _headless: bool = False
+    _written: int = 0
+    """Chunks that were ever written."""
+    _wanted: int = 0
+    _moved: float = 0.0
+    _due: tuple[float, float] = (0.0, 0.0)
+
+    def __post_init__(self) -> None:
+        self._wanted = self.rows
+
+    def run(self) -> None:
+        """Sync until a sync ends by itself with no kill left, and once more when nothing changes any longer."""
+        with ThreadPoolExecutor(1) as beside:
+            changing = beside.submit(self._change_rows, random.Random(self.chance.random()))
+            try:
+                while not self.sync() or self.plan:
+                    assert not changing.done(), changing.result()
+                    if self.reports and self.plan:
+                        self._want_more()
+            finally:
+                self._over.set()
+            changing.result()
+        assert self.sync(), self.failed
+
+    def _want_more(self) -> None:
+        """Change a tenth of the rows: all are stored, and kills are left."""
+        self.scene.run(f'UPDATE "ROWS" SET "V" = "V" + 1 WHERE MOD("K", 20) = {2 * self.chance.randrange(10)}')
+        self._wanted = self._written + self.rows // 10
+        self.reports.clear()
+
+    def sync(self) -> bool:
+        """Run `owl-sap sync` to its end. Return whether it ended well."""
+        self.started += 1
+        before = self.killed.copy()
+        log = self.scene.folder / "sync.log"
+        with log.open("w") as errors, self._driver(errors) as driver:
+            self._moved = time.monotonic()
+            self._choose_moment()
+            while driver.poll() is None:
+                self._watch(driver)
+                time.sleep(0.1)
+            out = driver.communicate()[0]
+        if self._headless:
+            self.cluster.restart()
+            self._headless = False
+        if driver.returncode == 0:
+            self.reports += json.loads(out)
+        elif (self.killed - before).keys().isdisjoint({"driver", "head"}):
+            self.failed.append(f"exit {driver.returncode}: {log.read_text()[-1000:]}")
+            assert len(self.failed) < 10, self.failed
+        return driver.returncode == 0
+
+    @contextmanager
+    def _driver(self, errors: Any) -> Iterator[subprocess.Popen[str]]:
+        scaled = ("--scale", "ray", "--actors", str(self.actors))
+        with owl_sap(self.scene, "sync", NAME, "--json", *scaled, errors=errors, **self.cluster.variables()) as driver:
+            try:
+                yield driver
+            finally:
+                driver.kill()
+
+    def _watch(self, driver: subprocess.Popen[str]) -> None:
+        """Note memory and progress; kill when it is time."""
+        self.peak = max(self.peak, peak_bytes(driver.pid))
+        written, now = self._count_written(), time.monotonic()
+        if written > self._written:
+            self._written, self._moved = written, now
+        assert now - self._moved < STILL_SECONDS, (self.scene.folder / "sync.log").read_text()[-2000:]
+        rows, moment = self._due
+        if self.plan and not self._headless and (written >= rows or now >= moment) and self._kill(driver):
+            self.killed[self.plan.pop()] += 1
+            self._choose_moment()
+            if self.killed.total() % 10 == 0:
+                counts = (
+                    f"{written} chunks, {self.started} syncs, {len(self.failed)} failed, killed {dict(self.killed)}"
+                )
+                sys.stderr.write(f"{time.strftime('%X')} {counts}\n")
+
+    def _choose_moment(self) -> None:
+        """Choose when to kill next. The kills that are left are spaced over the rows that are left to store."""
+        gap = max(self._wanted - self._written, 0) // max(len(self.plan), 1)
+        moment = time.monotonic() + self.chance.uniform(*IDLE_SECONDS)
+        self._due = self._written + self.chance.randint(1, 2 * gap + 1), moment
+
+    def _kill(self, driver: subprocess.Popen[str]) -> bool:
+        """Kill who is next. Return whether there was one."""
+        match self.plan[-1]:
+            case "driver":
+                driver.kill()
+                driver.wait()
+                if self.chance.random() < 0.5:  # as if its lease had expired, while its workers may still be writing
+                    self.scene.expire_lease()
+            case "node":
+                self.cluster.kill_second(self.chance)
+            case "head":
+                self.cluster.kill_head()
+                self._headless = True
+            case _:
+                if not (workers := self.cluster.workers()):
+                    return False  # none has started yet
+                send(self.chance.choice(workers), signal.SIGKILL)
+        return True
+
+    def _count_written(self) -> int:
+        if not self._written and not exists(self.scene, TABLE):
+            return 0
+        return self.scene.run(f'SELECT MAX("ID") FROM "{TABLE}"')[0][0] or 0
+
+    def _change_rows(self, chance: random.Random) -> None:
+        """Change, delete and insert rows, and watch that none of them goes back in the store."""
+        hot = [key for key in range(0, 2 * self.rows, max(2, 2 * (self.rows // HOT))) if "," not in text_of(key)]
+        used: set[int] = set()
+        seen: dict[int, int] = {}
+        with closing(self.scene.emulator.connect(currentSchema=self.scene.schema)) as connection:
+            cursor = connection.cursor()
+            while not self._over.wait(WRITE_SECONDS):
+                while (new := 2 * chance.randrange(self.rows) + 1) in used:
+                    pass
+                used.add(new)
+                *changed, deleted = chance.sample(hot, CHANGED + 1)
+                for key in changed:
+                    cursor.execute('UPDATE "ROWS" SET "V" = "V" + 1 WHERE "K" = ?', (key,))
+                cursor.execute('DELETE FROM "ROWS" WHERE "K" = ?', (deleted,))
+                cursor.execute('INSERT INTO "ROWS" VALUES (?, ?, ?, 0)', (new, text_of(new), group_of(new)))
+                connection.commit()
+                hot[hot.index(deleted)] = new
+                if self._written:
+                    self.wrong += list(went_back(cursor, chance.sample(hot, HOT // 4), seen))
+                    connection.commit()
+
+
+def fill(scene: Scene, rows: int, page: int) -> None:
+    """Write the settings, and the table in place of the scene's own."""
+    settings = TOML.format(schema=scene.schema, model=MODEL, page=page)
+    (scene.folder / "owl-sap.toml").write_text(settings, encoding="utf-8")
+    scene.run('DROP TABLE "ROWS"')
+    columns = '"K" INTEGER PRIMARY KEY, "TXT" NVARCHAR(500), "GRP" NVARCHAR(3), "V" INTEGER'
+    scene.run(f'CREATE COLUMN TABLE "ROWS" ({columns})')
+    for start in range(0, rows, BATCH):
+        keys = [2 * number for number in range(start, min(start + BATCH, rows))]
+        scene.run('INSERT INTO "ROWS" VALUES (?, ?, ?, 0)', *((key, text_of(key), group_of(key)) for key in keys))
+
+
+@contextmanager
+def owl_sap(scene: Scene, *arguments: str, errors: Any, **variables: str) -> Iterator[subprocess.Popen[str]]:
+    """`owl-sap ARGUMENTS`, with the settings of the scene's folder and the login in the environment."""
+    with subprocess.Popen(
+        [sys.executable, "-m", "app", *arguments],
+        cwd=scene.folder,
+        env=login(scene) | variables,
+        stdout=subprocess.PIPE,
+        stderr=errors,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        yield process
+
+
+def login(scene: Scene) -> dict[str, str]:
+    return {name: value for name, value in scene.variables().items() if not name.startswith(("OWL_SAP_", "RAY_"))}
+
+
+def went_back(cursor: Any, keys: Sequence[int], seen: dict[int, int]) -> Iterator[str]:
+    """Yield which rows the store has in an earlier version than before, or again after they had gone. `keys`: to look
+    at, beside those that were `seen` longest ago, as which version."""
+    asked = list(dict.fromkeys([*keys, *list(seen)[:HOT]]))
+    places = ", ".join("?" * len(asked))
+    cursor.execute(
+        f'SELECT "SRC_KEY", "VEC_TEXT" FROM "{TABLE}" WHERE "SRC_KEY" IN ({places})', [f"[{key}]" for key in asked]
+    )
+    found = {json.loads(id_)[0]: str(text) for id_, text in cursor.fetchall()}
+    for key in asked:
+        earlier = seen.pop(key, None)
+        version = int(VERSION.search(found[key])[1]) if key in found else GONE  # type: ignore[index]
+        if earlier is not None and version < earlier:
+            yield f"row {key} went back from version {'gone' if earlier == GONE else earlier} to {version}"
+        if key in found or earlier is not None:
+            seen[key] = version
+
+
+# ------------------------------------------------------------------------------------------------- what the store holds
+
+
+def violations(scene: Scene, embedder: EngineEmbedder) -> Iterator[str]:
+    """Yield what is wrong in the store, by its tables and by the product."""
+    wanted = {
+        key: (f"{text} in state {version}", group)
+        for page in pages(scene, "ROWS", "K", '"K", "TXT", "GRP", "V"')
+        for key, text, group, version in page
+    }
+    yield from wrong_records(scene, wanted, embedder)
+    yield from left_behind(scene)
+    yield from as_the_product_sees_it(scene, len(wanted))
+
+
+def wrong_records(scene: Scene, wanted: Mapping[int, tuple[str, str]], embedder: EngineEmbedder) -> Iterator[str]:
+    """Yield what is wrong in the table of vectors. `wanted`: the text and the group of each row by its key."""
+    whole, models = Counter[int](), set[str]()
+    pieces: dict[int, list[tuple[int, str]]] = {}
+    columns = '"ID", "SRC_KEY", "CHUNK_NO", "VEC_TEXT", "VEC_META", "VEC_VECTOR", "CONTENT_HASH", "MODEL_ID"'
+    for page in pages(scene, TABLE, "ID", columns):
+        for _, id_, number, text, meta, _, digest, model in page:
+            key = json.loads(id_)[0]
+            expected, group = wanted.get(key, ("", ""))
+            if not expected:
+                yield f"{id_} is stored, and is no row"
+            elif json.loads(str(meta)) != {"GRP": group} or len(digest) != 32:
+                yield f"{id_} has the metadata {meta} and the digest {digest!r}"
+            if (number, text) == (0, expected):
+                whole[key] += 1
+            else:
+                pieces.setdefault(key, []).append((number, text))
+            models.add(model)
+        yield from wrong_vectors([row[3] for row in page], [row[5] for row in page], embedder)
+    for key, (text, _) in wanted.items():
+        if (whole[key], key in pieces) != (1, False) and (whole[key] or not covers(sorted(pieces.get(key, [])), text)):
+            yield f"[{key}] should be {text!r}: it is stored {whole[key]} times as that, and as {pieces.get(key)}"
+    if len(models) > 1:
+        yield f"models {models}"
+
+
+def exists(scene: Scene, table: str) -> bool:
+    found = f"SELECT 1 FROM SYS.TABLES WHERE SCHEMA_NAME = '{scene.schema}' AND TABLE_NAME = '{table}'"
+    return bool(scene.run(found))
+
+
+def pages(scene: Scene, table: str, key: str, columns: str) -> Iterator[list[tuple[Any, ...]]]:
+    """Yield the rows of a table in the order of its key, the first column."""
+    after = -1
+    while rows := scene.run(f'SELECT {columns} FROM "{table}" WHERE "{key}" > {after} ORDER BY "{key}" LIMIT {BATCH}'):
+        yield rows
+        after = rows[-1][0]
+
+
+def wrong_vectors(texts: Sequence[str], vectors: Sequence[bytes], embedder: EngineEmbedder) -> Iterator[str]:
+    """Yield the texts whose vectors are not those that the model gives. In HANA's binary form a count comes first."""
+    found = np.stack([np.frombuffer(vector, "<f4", offset=4) for vector in vectors])
+    right = np.isclose(found, embedder.embed_documents(texts), atol=1e-6).all(axis=1)
+    yield from (f"the vector of {text!r} is another" for text, good in zip(texts, right, strict=True) if not good)
+
+
+def covers(pieces: Sequence[tuple[int, str]], text: str) -> bool:
+    """Return whether the chunks, in order of their numbers, are pieces of the text that leave out nothing."""
+    begin = end = 0
+    for place, (number, piece) in enumerate(pieces):
+        at = text.find(piece, begin)
+        if number != place or at < 0 or text[end:at].strip():
+            return False
+        begin, end = at + 1, at + len(piece)
+    return end == len(text)
+
+
+def left_behind(scene: Scene) -> Iterator[str]:
+    """Yield what a run left in the store's other tables."""
+    for table in ("OWL_QUARANTINE", "OWL_LEASE_PARTS"):
+        if exists(scene, table) and (rows := scene.run(f'SELECT COUNT(*) FROM "{table}"')[0][0]):
+            yield f"{table} has {rows} rows"
+    held = scene.run('SELECT "COLLECTION", "LEASE_OWNER" FROM "OWL_STATE" WHERE "LEASE_UNTIL" > CURRENT_UTCTIMESTAMP')
+    yield from (f"{owner} still has the lease of {name}" for name, owner in held)
+    if (names := scene.run('SELECT "COLLECTION", "TABLE_NAME" FROM "OWL_STATE"')) != [(NAME, TABLE)]:
+        yield f"collections {names}"
+
+
+def as_the_product_sees_it(scene: Scene, rows: int) -> Iterator[str]:
+    log = scene.folder / "check.log"
+    for verb in ("verify", "sync"):
+        with log.open("w") as errors, owl_sap(scene, verb, NAME, "--json", errors=errors) as process:
+            out = process.communicate()[0]
+        if process.returncode:
+            yield f"`owl-sap {verb}` exits with {process.returncode}: {log.read_text()[-1000:]} {out[-1000:]}"
+        elif verb == "sync":
+            found = json.loads(out)[0]
+            changed = {name: found[name] for name in ("upserted", "deleted", "embedded_texts", "quarantined", "empty")}
+            if any(changed.values()) or found["unchanged"] != rows:
+                yield f"a sync of {rows} unchanged rows found {found}"
+
+
+# ---------------------------------------------------------------------------------------------------------- the program
+
+
+def new_scene(emulator: Emulator, schema: str, folder: Path, embedder: EngineEmbedder) -> Scene:
+    with closing(emulator.connect(autocommit=True)) as administrator:
+        administrator.cursor().execute(f"CREATE SCHEMA {schema}")
+    return Scene(emulator, schema, "hana", folder / schema.lower(), embedder, rows=1)
+
+
+def spread(given: argparse.Namespace, report: Report) -> Iterator[Figure]:
+    chance = random.Random(given.seed)
+    with ExitStack() as held:
+        folder = Path(held.enter_context(tempfile.TemporaryDirectory(prefix="owl-", ignore_cleanup_errors=True)))
+        embedder = EngineEmbedder(held.enter_context(load_engine(EngineOptions(model=MODEL))))
+        emulator = held.enter_context(running("--data", str(folder / "hana")))
+        few, many = (new_scene(emulator, schema, folder, embedder) for schema in ("FEW", "MANY"))
+        fill(few, given.rows // 10, given.page)
+        fill(many, given.rows, given.page)
+        cluster = held.enter_context(TwoNodes(folder, given.actors, login(many)))
+        tenth = Syncs(few, cluster, given.rows // 10, given.actors, chance)
+        assert tenth.sync(), tenth.failed
+        yield Figure(
+            "rows a second, a tenth of the rows without kills", [tenth.reports[0]["rows_per_second"]], "rows/s"
+        )
+        syncs = Syncs(many, cluster, given.rows, given.actors, chance, plan(given.kills, chance))
+        start = time.perf_counter()
+        syncs.run()
+        seconds = time.perf_counter() - start
+        for kind, count in sorted(syncs.killed.items()):
+            yield Figure(f"killed: {kind}", [count], "")
+        yield Figure("syncs started", [syncs.started], "")
+        yield Figure("seconds", [seconds], "s")
+        yield Figure("rows a second", [given.rows / seconds], "rows/s")
+        megabytes = [each.peak / 2**20 for each in (tenth, syncs)]
+        yield Figure("driver's memory, a tenth of the rows", megabytes[:1], "MB")
+        yield Figure("driver's memory, all rows", megabytes[1:], "MB")
+        name = "driver's memory, all rows minus a tenth"
+        yield Figure(name, [megabytes[1] - megabytes[0]], "MB", TARGETS[name])
+        name = "syncs that ended with an error, neither driver nor head killed"
+        yield Figure(name, [len(syncs.failed)], "", TARGETS[name])
+        wrong = [*syncs.wrong, *violations(many, embedder)]
+        yield Figure("violations", [len(wrong)], "", TARGETS["violations"])
+        report.notes += [*syncs.failed, *wrong[:MOST_WRONG]]
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--rows", type=int, default=1_000_000)
+    parser.add_argument("--kills", type=int, default=300)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--actors", type=int, default=4)
+    parser.add_argument("--page", type=int, default=1000, help="[sync] page_rows and window")
+
+
+if __name__ == "__main__":
+    main("kills", __doc__ or "", {"spread": spread}, add_options)
