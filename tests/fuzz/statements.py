@@ -246,6 +246,7 @@ controls = st.one_of(
     form("ALTER USER {} {}", names, one("DEACTIVATE USER NOW", "PASSWORD x", "RESET CONNECT ATTEMPTS")),
     form("CALL {}({})", names, values),
     form("DO BEGIN {}; END", selects),
+    form("DO (IN P INT => {}) BEGIN V = {}; INSERT INTO T (A) SELECT :P FROM :V; END", literals, selects),
 )  # fmt: skip
 statements: Text = st.one_of(selects, selects, writes, writes, definitions, controls)
 

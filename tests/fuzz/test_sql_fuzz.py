@@ -73,7 +73,7 @@ class Shared:
         other = self.database.open_connection(Context())
         try:
             assert other.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
-            loaded = catalogue.load(other, self.database.catalog.version)
+            loaded = catalogue.load(other, self.database.catalog.version, {})
             assert loaded.relations.keys() == self.database.catalog.relations.keys()
         finally:
             other.close()

@@ -10,7 +10,6 @@ import tempfile
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from pathlib import Path
 
 from hana_emulator.errors import HanaError, syntax_error
@@ -126,7 +125,7 @@ class Database:
         try:
             catalogue.create_storage(connection)
             install_triggers(connection)
-            known = catalogue.load(connection, 0)
+            known = catalogue.load(connection, 0, {})
             connection.execute("BEGIN IMMEDIATE")
             connection.execute("DELETE FROM owl_users WHERE name = ?", (self._user,))
             accounts.add_user(connection, self._user, password)
@@ -138,7 +137,7 @@ class Database:
 
             rights.record_owner(connection, self._user)
             connection.execute("COMMIT")
-            return replace(catalogue.load(connection, 1), lacking=self.nlp.refusals())
+            return catalogue.load(connection, 1, self.nlp.refusals())
         finally:
             connection.close()
 

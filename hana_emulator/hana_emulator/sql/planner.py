@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sqlglot import exp
 from sqlglot.tokenizer_core import Token, TokenType
 
 from hana_emulator.errors import HanaError, not_supported, syntax_error
 from hana_emulator.seam import FunctionCode, Statement
-from hana_emulator.sql import explain
+from hana_emulator.sql import blocks, explain
 from hana_emulator.sql.catalog.catalog import Catalog
 from hana_emulator.sql.catalog.rights import Touch
 from hana_emulator.sql.control import Control, parse_control
@@ -76,6 +76,9 @@ def prepare(sql: str, catalog: Catalog, schema: str) -> Prepared:
     definition = definitions.parse(reader)
     if definition is not None:
         return Prepared(sql, FunctionCode.DDL, plan=DefinitionPlan(definition), version=catalog.version, schema=schema)
+    if reader.peek("DO"):
+        done = prepare(blocks.as_statement(sql, catalog, schema), catalog, schema)
+        return replace(done, sql=sql, function=FunctionCode.NIL)
     if reader.take("EXPLAIN", "PLAN"):
         return _explained(sql, reader, catalog, schema)
     return _Preparation(sql, tokens, Binding(catalog, schema, queries.bind_query)).run()

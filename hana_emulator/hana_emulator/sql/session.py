@@ -7,7 +7,6 @@ import sqlite3
 from collections.abc import Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, assert_never
 
@@ -418,7 +417,7 @@ class Session:
             finally:
                 connection.set_authorizer(None)
             rights.record_owner(connection, self.context.user)
-            following = replace(catalogue.load(connection, before.version + 1), lacking=before.lacking)
+            following = catalogue.load(connection, before.version + 1, before.lacking)
             before.rights.require(self.context.user, bench.touches)
             definitions.require_change(self.context.user, before, following)
             changed |= catalogue.reindexed(before, following) | catalogue.referred_anew(before, following)

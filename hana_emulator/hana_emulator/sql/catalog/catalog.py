@@ -291,7 +291,7 @@ def create_storage(connection: sqlite3.Connection) -> None:
     rights.create_storage(connection)
 
 
-def load(connection: sqlite3.Connection, version: int) -> Catalog:
+def load(connection: sqlite3.Connection, version: int, lacking: Mapping[str, HanaError]) -> Catalog:
     columns: dict[int, list[TableColumn]] = {}
     for relation, name, code, length, scale, nullable, default, identity, comment in connection.execute(
         "SELECT relation, name, type, length, scale, nullable, defaults, identity, comment FROM owl_columns"
@@ -342,6 +342,7 @@ def load(connection: sqlite3.Connection, version: int) -> Catalog:
         users=MappingProxyType(dict(connection.execute("SELECT name, password FROM owl_users").fetchall())),
         rights=rights.load(connection),
         objects=objects,
+        lacking=lacking,
     )
     return replace(catalog, fired=MappingProxyType(_fired(catalog))) if objects.triggers else catalog
 

@@ -35,6 +35,8 @@ CREATE TABLE IF NOT EXISTS owl_sequences(
 CREATE TABLE IF NOT EXISTS owl_synonyms(
   schema TEXT NOT NULL, name TEXT NOT NULL, object_schema TEXT NOT NULL, object_name TEXT NOT NULL,
   owner TEXT NOT NULL, created TEXT NOT NULL, PRIMARY KEY(schema, name));
+CREATE TABLE IF NOT EXISTS owl_functions(
+  schema TEXT NOT NULL, name TEXT NOT NULL, parameters TEXT NOT NULL, query TEXT NOT NULL, PRIMARY KEY(schema, name));
 CREATE TABLE IF NOT EXISTS owl_invalid_views(
   relation INTEGER PRIMARY KEY REFERENCES owl_relations(id) ON DELETE CASCADE);
 CREATE TABLE IF NOT EXISTS owl_triggers(
@@ -125,6 +127,14 @@ class Trigger:
 
 
 @dataclass(frozen=True, slots=True)
+class TableFunction:
+    """A function that returns the rows of `query`, in which `:name` is a parameter."""
+
+    parameters: tuple[str, ...]
+    query: str
+
+
+@dataclass(frozen=True, slots=True)
 class SchemaObjects:
     """All objects of this module in one catalogue state; constraints and temporary tables by relation id."""
 
@@ -134,6 +144,7 @@ class SchemaObjects:
     sequences: Mapping[tuple[str, str], Sequence] = field(default_factory=lambda: MappingProxyType({}))
     synonyms: Mapping[tuple[str, str], tuple[str, str]] = field(default_factory=lambda: MappingProxyType({}))
     triggers: Mapping[tuple[str, str], Trigger] = field(default_factory=lambda: MappingProxyType({}))
+    functions: Mapping[tuple[str, str], TableFunction] = field(default_factory=lambda: MappingProxyType({}))
 
 
 def temporary_schema(session: int, schema: str) -> str:
@@ -187,6 +198,14 @@ def load(connection: sqlite3.Connection) -> SchemaObjects:
             }
         ),
         triggers=MappingProxyType(triggers),
+        functions=MappingProxyType(
+            {
+                (schema, name): TableFunction(tuple(json.loads(parameters)), query)
+                for schema, name, parameters, query in connection.execute(
+                    "SELECT schema, name, parameters, query FROM owl_functions"
+                )
+            }
+        ),
         synonyms=MappingProxyType(
             {
                 (schema, name): (object_schema, object_name)
@@ -263,3 +282,8 @@ def add_synonym(connection: sqlite3.Connection, place: tuple[str, str], target: 
         "INSERT INTO owl_synonyms VALUES (?,?,?,?,?, strftime('%Y-%m-%d %H:%M:%f0000', 'now'))",
         (*place, *target, owner),
     )
+
+
+def add_function(connection: sqlite3.Connection, place: tuple[str, str], function: TableFunction) -> None:
+    values = (*place, json.dumps(function.parameters), function.query)
+    connection.execute("INSERT INTO owl_functions VALUES (?,?,?,?)", values)

@@ -9,6 +9,7 @@ from hana_emulator.sql.catalog.rights import PUBLIC, Touch
 from hana_emulator.sql.definition import (
     accounts,
     alterations,
+    function_definitions,
     objects,
     sequence_definitions,
     tables,
@@ -24,6 +25,7 @@ _PARSERS: Parsers[Definition] = Parsers(
         **alterations.PARSERS,
         **views.PARSERS,
         **sequence_definitions.PARSERS,
+        **function_definitions.PARSERS,
         **objects.PARSERS,
         **accounts.PARSERS,
         **triggers.PARSERS,

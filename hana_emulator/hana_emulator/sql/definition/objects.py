@@ -202,11 +202,12 @@ def _drop_schema(reader: TokenReader) -> Definition:
 
 
 def holds_objects(catalog: Catalog, schema: str) -> bool:
-    named = (*catalog.objects.sequences, *catalog.objects.synonyms, *catalog.objects.triggers)
+    objects = catalog.objects
+    named = (*objects.sequences, *objects.synonyms, *objects.triggers, *objects.functions)
     return any(one.schema == schema for one in catalog.relations.values()) or any(at == schema for at, _ in named)
 
 
-_NAMED_BY_SCHEMA = (("owl_sequences", "schema"), ("owl_synonyms", "schema"), ("owl_triggers", "schema"))
+_NAMED_BY_SCHEMA = ("owl_sequences", "owl_synonyms", "owl_triggers", "owl_functions")
 
 
 def drop_schemas(bench: Workbench, schemas: Collection[str]) -> None:
@@ -219,8 +220,9 @@ def drop_schemas(bench: Workbench, schemas: Collection[str]) -> None:
             else:
                 drop_table(bench, relation)
         for schema in schemas:
-            for table, column in (*_NAMED_BY_SCHEMA, ("owl_schemas", "name")):
-                bench.connection.execute(f"DELETE FROM {table} WHERE {column} = ?", (schema,))
+            for table in _NAMED_BY_SCHEMA:
+                bench.connection.execute(f"DELETE FROM {table} WHERE schema = ?", (schema,))
+            bench.connection.execute("DELETE FROM owl_schemas WHERE name = ?", (schema,))
 
 
 # --- synonyms: other names of tables and views, whose target need not exist yet ---------------------------------------

@@ -30,7 +30,8 @@ class Workbench:
 
     def refresh(self) -> None:
         """Read the catalogue again, including the changes of this definition."""
-        self.catalog = catalogue.load(self.connection, self.catalog.version).seen_by(self.catalog.session)
+        before = self.catalog
+        self.catalog = catalogue.load(self.connection, before.version, before.lacking).seen_by(before.session)
 
     def place(self, name: Name) -> tuple[str, str]:
         """Schema (by default the current one) and name of an object. Raises HanaError for an unknown schema."""

@@ -310,6 +310,14 @@ _define("SECONDS_BETWEEN", moments.seconds_between, (TIMESTAMP, TIMESTAMP), BIGI
 _define("NANO100_BETWEEN", moments.nano100_between, (TIMESTAMP, TIMESTAMP), BIGINT)
 _define("MONTHS_BETWEEN", moments.months_between, (TIMESTAMP, TIMESTAMP), INTEGER)
 _define("YEARS_BETWEEN", moments.years_between, (TIMESTAMP, TIMESTAMP), INTEGER)
+# The emulator's clock is UTC.
+_define(
+    "LOCALTOUTC UTCTOLOCAL",
+    lambda value, zone="UTC": moments.to_timestamp(value),
+    (TIMESTAMP, TEXT),
+    TIMESTAMP,
+    required=1,
+)
 _define("LAST_DAY", moments.last_day, (TIMESTAMP,), DATE)
 _define("NEXT_DAY", moments.next_day, (TIMESTAMP,), DATE)
 

@@ -18,6 +18,7 @@ LONGEST_CODE = 1_000_000
 # Tables, views and subqueries of a statement; those in a view or WITH entry count each time it is read
 MOST_SOURCES = 1_000
 MOST_PARAMETERS = 32_767
+MOST_VARIABLES = 100  # Of a block; each can be as long as a statement
 LONGEST_VALUE = 256 << 20  # Bytes; the maximum length of a packet
 # Characters of a value that one function may build, such as REPLACE: a running function cannot be cancelled
 LONGEST_BUILT = 32 << 20
@@ -51,6 +52,17 @@ def check_sources(count: int) -> None:
     """Raise HanaError 2048 for too many sources: nested views can read exponentially many."""
     if count > MOST_SOURCES:
         raise _too_large(f"more than {MOST_SOURCES} tables, with those of its views and WITH entries")
+
+
+def check_block(length: int) -> None:
+    """Raise HanaError 2048 for a block's statement that is too long: a variable can hold others many times."""
+    if length > LONGEST_CODE:
+        raise _too_large(f"{length} characters after its variables are replaced, {LONGEST_CODE} at most")
+
+
+def check_variables(count: int) -> None:
+    if count > MOST_VARIABLES:
+        raise _too_large(f"more than {MOST_VARIABLES} variables in a block")
 
 
 def check_built(length: int) -> None:
