@@ -13,6 +13,8 @@ running. Even an idle machine varies by 10 % from second to second, so short rou
     unchanged  time of a sync of unchanged rows, divided by a bare scan      <= 1.15 local, <= 1.6 in HANA
     memory     memory of a sync of all rows minus that of a sync of a tenth of them            < 100 MB
     one        seconds of a sync by watermark after one row has changed                            < 1
+    delta      seconds of a sync by a delta table with a record for each row, after one row has changed and one was
+               deleted                                                <= 1; of these in the source <= 0.05
 """
 
 from __future__ import annotations
@@ -27,8 +29,10 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
+from unittest.mock import patch
 
 from app.src.benchmark.harness import (
     Figure,
@@ -46,6 +50,7 @@ from app.src.core.loading import EngineOptions, load_engine
 from app.src.service.wiring import EngineEmbedder
 from connector.hana.source import HanaSource
 from connector.model import ChangeSpec, CollectionSpec
+from connector.protocols import Source
 from connector.stores.hana.store import HanaStore
 from connector.stores.local.store import LocalStore
 from connector.stores.store import VectorStore
@@ -70,6 +75,8 @@ TARGETS = {  # by part, or by part and store
     "unchanged, hana": at_most(1.6),
     "memory": at_most(100),
     "one": at_most(1),
+    "delta": at_most(1),
+    "delta, source": at_most(0.05),
 }
 
 
@@ -248,12 +255,62 @@ def one(given: argparse.Namespace, report: Report) -> Iterator[Figure]:
             yield figure("one", kind, took, "s", rows=rows)
 
 
+def delta(given: argparse.Namespace, report: Report) -> Iterator[Figure]:
+    """Measure the seconds until one changed row is stored and one deleted row is gone, and those of reading them."""
+    changes, rows = ChangeSpec("delta", delay=0.0), given.rows
+    with scene(HASHING) as stage:
+        table, pool = stage.emulator.table(rows), stage.emulator.pool()
+        records = f'{table.schema}."{table.name}_Delta"'
+        columns = '"MANDT" NVARCHAR(3), "MATNR" NVARCHAR(18), "Change_Type" NVARCHAR(1), "Change_Date" TIMESTAMP'
+        pool.execute(f"CREATE COLUMN TABLE {records} ({columns})")
+        pool.execute(f'INSERT INTO {records} SELECT "MANDT", "MATNR", \'L\', "CHANGED_AT" FROM {table}')
+        change = f'UPDATE {table} SET "MAKTX" = ? WHERE "MATNR" = ?'
+        record = f"INSERT INTO {records} VALUES ('100', ?, ?, CURRENT_UTCTIMESTAMP)"
+        reading: list[float] = []
+        for place, kind in enumerate(STORES):
+            spec, ends, took = stage.spec(rows, changes), stage.ends(kind), []
+            sync(spec, ends, OPTIONS)
+            for number in range(max(given.rounds, 1)):
+                first = 2 * (place * given.rounds + number)
+                changed, deleted = f"{first:018}", f"{first + 1:018}"
+                pool.execute(change, (f"changed {kind} {number}", changed))
+                pool.execute(f'DELETE FROM {table} WHERE "MATNR" = ?', (deleted,))
+                for key, type_ in ((changed, "U"), (deleted, "D")):
+                    pool.execute(record, (key, type_))
+                with timed_reads(ends.source) as seconds:
+                    found, (whole, _) = timed(partial(sync, spec, ends, OPTIONS))
+                assert (found.method, found.read, found.upserted, found.deleted) == ("delta", 1, 1, 1), found
+                took.append(whole)
+                reading.append(sum(seconds))
+            yield figure("delta", kind, took, "s", rows=rows)
+        yield figure("delta", "source", reading, "s", rows=rows)
+
+
+@contextmanager
+def timed_reads(source: Source) -> Iterator[list[float]]:
+    """Collect the seconds of each statement that the source sends."""
+    assert isinstance(source, HanaSource)
+    seconds: list[float] = []
+    pool = source._pool
+    read = pool.read
+
+    def timed_read(*arguments: Any, **more: Any) -> Any:
+        start = time.perf_counter()
+        try:
+            return read(*arguments, **more)
+        finally:
+            seconds.append(time.perf_counter() - start)
+
+    with patch.object(pool, "read", timed_read):
+        yield seconds
+
+
 def figure(part: str, kind: str, rounds: Sequence[float], unit: str, **more: Any) -> Figure:
     name = f"{part}, {kind}"
     return Figure(name, rounds, unit, TARGETS.get(name, TARGETS.get(part)), more=more)
 
 
-PARTS = {part.__name__: part for part in (overlap, rate, unchanged, memory, one)}
+PARTS = {part.__name__: part for part in (overlap, rate, unchanged, memory, one, delta)}
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
