@@ -31,6 +31,7 @@ FOUND: dict[str, dict[str, Any]] = {
 
 # Present goals, by a figure's name or a part of it.
 GOALS: dict[str, Mapping[str, Target]] = {
+    "delta": sync.TARGETS,
     "kills": kills.TARGETS,
     "load": crowd.TARGETS,
     "multilingual": {f"{peer} / ours": goal for each in embed.MULTILINGUAL.values() for peer, goal in each.items()},

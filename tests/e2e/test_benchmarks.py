@@ -25,7 +25,7 @@ def read(out):
 
 @pytest.mark.slow
 def test_the_benchmark_of_syncs_runs(tmp_path):
-    parts = ["rate", "unchanged", "memory", "one"]
+    parts = ["rate", "unchanged", "memory", "one", "delta"]
     command = [sys.executable, "benchmarks/sync.py", *parts, "--rows", "400", "--rounds", "2"]
     out = tmp_path / "sync.json"
     done = subprocess.run([*command, "--out", str(out)], cwd=REPOSITORY, capture_output=True, text=True, check=False)
