@@ -510,7 +510,7 @@ class Place:
 @dataclass(frozen=True, slots=True)
 class Lease:
     """The right to write to a collection. A write with an `epoch` below the store's raises LeaseLost. `part`: number
-    of a part (`VectorStore.split_lease`); None: the whole lease."""
+    of a part (`VectorStore.begin_part`); None: the whole lease."""
 
     collection: str
     owner: str

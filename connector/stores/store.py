@@ -282,10 +282,13 @@ class VectorStore(ABC):
             with suppress(ConnectorError):  # it expires by itself
                 self.release_lease(lease)
 
-    def split_lease(self, lease: Lease, count: int) -> list[Lease]:
-        """Return `count` parts of the lease, for workers that write at the same time without waiting for each other.
-        They are lost with the lease, are not renewed by writes, and end with the next split."""
-        return [lease] * count
+    def begin_part(self, lease: Lease, part: int) -> Lease:
+        """Return a part of the lease, for a worker that writes at the same time as others without waiting for them. It
+        is lost with the lease and is not renewed by writes. `part`: a number that this lease has not used yet."""
+        return lease
+
+    def end_parts(self, lease: Lease) -> None:  # noqa: B027 - a store may never split a lease
+        """End this part, or all parts of a whole lease. Waits for their writes; later ones raise LeaseLost."""
 
     def take_lease(self, collection: str, owner: str, ttl: float) -> int | str:
         """Return the new epoch, or the name of the current owner. Takes over an expired lease."""

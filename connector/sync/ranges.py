@@ -13,11 +13,13 @@ from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from itertools import count
 from typing import Protocol
 
 from connector.document.document import Renderer
 from connector.errors import ConfigurationError, ConnectorError
 from connector.model import Checkpoint, CollectionSpec, KeyRange, Lease, QuarantinedRow
+from connector.stores.store import VectorStore
 from connector.sync import schema
 from connector.sync.feeds.feed import Batch, Feed
 from connector.sync.options import Ends, SyncOptions, SyncReport, Watch
@@ -112,14 +114,10 @@ def reconcile_spread(spec: CollectionSpec, task: Task, workers: Workers) -> Sync
     since = max((entry.last_seen for entry in quarantine(name) if entry.last_seen), default=None)
     status = task.ends.store.status(name)
     stored = status.rows if status else 0
-    parts = task.ends.store.split_lease(task.lease, len(ranges))
-    tasks = [
-        RangeTask(spec, lease, within, task.options, task.renderer.digest, since)
-        for lease, within in zip(parts, ranges, strict=True)
-    ]
-    spread = run_ranges(tasks, workers, task.watch, rows)
-    # End the parts: a worker that was taken for lost may still be writing, and must not while the closing run does.
-    task.ends.store.split_lease(task.lease, 0)
+    tasks = [RangeTask(spec, task.lease, within, task.options, task.renderer.digest, since) for within in ranges]
+    spread = run_ranges(tasks, workers, task.ends.store, task.watch, rows)
+    # A worker that was taken for lost may still be writing, and must not while the closing run does.
+    task.ends.store.end_parts(task.lease)
     if spread.stopped:
         report = _added(SyncReport(name, stopped=True), spread.reports, _COUNTS)
     else:
@@ -149,27 +147,30 @@ def _ranges(task: Task, workers: int) -> tuple[int, Sequence[KeyRange]]:
     return rows, source.ranges(query, parts, rows) if parts > 1 else []
 
 
-def run_ranges(tasks: Sequence[RangeTask], workers: Workers, watch: Watch, rows: int) -> Spread:
+def run_ranges(tasks: Sequence[RangeTask], workers: Workers, store: VectorStore, watch: Watch, rows: int) -> Spread:
     """Run the tasks, `workers.count` at a time. A task runs again, up to ATTEMPTS times, if its worker is lost or its
-    error is retryable. Any other error ends the other tasks and is raised. `rows`: expected, for the progress."""
-    spread, failure = Spread(), None
+    error is retryable. Each attempt has its own part of the lease, because a worker that was taken for lost may still
+    be writing. Any other error ends the other tasks and is raised. `rows`: expected, for the progress."""
+    spread, failure, parts = Spread(), None, count()
     waiting = deque((task, 1) for task in tasks)
-    running: dict[Future[SyncReport], tuple[RangeTask, int]] = {}
+    running: dict[Future[SyncReport], tuple[RangeTask, Lease, int]] = {}
     try:
         while waiting or running:
             while waiting and len(running) < workers.count:
                 task, attempt = waiting.popleft()
-                running[workers.submit(task)] = task, attempt
+                part = store.begin_part(task.lease, next(parts))
+                running[workers.submit(replace(task, lease=part))] = task, part, attempt
             if not running:  # no worker is left
                 spread.lost += len(waiting)
                 break
             for future in wait(running, STOP_SECONDS, FIRST_COMPLETED).done:
-                task, attempt = running.pop(future)
+                task, part, attempt = running.pop(future)
                 error, unfinished = future.exception(), _unfinished(future)
                 if error is None:
                     spread.reports.append(future.result())
                     watch.progress(sum(report.read for report in spread.reports), rows)
                 if unfinished and attempt < ATTEMPTS:
+                    store.end_parts(part)
                     waiting.append((task, attempt + 1))
                 elif error is None or isinstance(error, WorkerLost):
                     spread.lost += unfinished

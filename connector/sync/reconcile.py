@@ -260,7 +260,7 @@ class Run:
             return False
         del self._quarantine[id_]
         self._report.quarantined += 1
-        self._skipped += given_up
+        self._skipped += given_up and not tried
         return True
 
     def _reject(self, row: Row, reason: str) -> None:

@@ -153,7 +153,7 @@ class Held:
 
 def test_writers_with_parts_of_a_lease_do_not_wait_for_each_other(store, pool, hana_schema):
     with store.lease(NAME, "driver", 5) as lease:
-        first, second = store.split_lease(lease, 2)
+        first, second = (store.begin_part(lease, part) for part in range(2))
         held = Held(store, first, ChangeSet(chunks=[chunk("a")], vectors=unit(1)))
         store.apply(second, ChangeSet(chunks=[chunk("b")], vectors=unit(1)))
         assert store.renew_lease(lease, 30), "and the driver keeps its lease meanwhile"
@@ -162,18 +162,21 @@ def test_writers_with_parts_of_a_lease_do_not_wait_for_each_other(store, pool, h
     assert {each.id for page in store.stored(NAME) for each in page} == {"a", "b"}
 
 
-@pytest.mark.parametrize("switched", [False, True], ids=["taken", "switched"])
+@pytest.mark.parametrize("way", ["taken", "switched", "ended"])
 @pytest.mark.proves(26)
-def test_a_lease_changes_hands_only_after_the_writes_with_its_parts(store, run, switched):
+def test_a_lease_changes_hands_only_after_the_writes_with_its_parts(store, run, way):
     epoch = store.take_lease(NAME, "driver", 30)
     beside = store.generations.begin(NAME, Wide(), RECIPE)  # type: ignore[arg-type]
-    (part,) = store.split_lease(Lease(NAME, "driver", epoch), 1)
+    lease = Lease(NAME, "driver", epoch)
+    part = store.begin_part(lease, 0)
     held = Held(store, part, ChangeSet(chunks=[chunk("a")], vectors=unit(1)))
     run('UPDATE "OWL_STATE" SET "LEASE_UNTIL" = NULL')
     order: list[str] = []
     with ThreadPoolExecutor(1) as others:
-        if switched:
+        if way == "switched":
             waiting = others.submit(store.generations.switch, NAME, int(beside.partition("@")[2]))
+        elif way == "ended":
+            waiting = others.submit(store.end_parts, part)
         else:
             waiting = others.submit(store.take_lease, NAME, "other", 30)
         waiting.add_done_callback(lambda _: order.append("changed hands"))
@@ -184,9 +187,12 @@ def test_a_lease_changes_hands_only_after_the_writes_with_its_parts(store, run, 
     assert order == ["written", "changed hands"]
     with pytest.raises(LeaseLost):
         store.apply(part, ChangeSet(deleted=["a"]))
-    with pytest.raises(LeaseLost):
-        store.split_lease(Lease(NAME, "driver", epoch), 1)
-    stored = store.stored(f"{NAME}@1" if switched else NAME)
+    if way == "ended":
+        store.apply(store.begin_part(lease, 1), ChangeSet(deleted=["b"]))
+    else:
+        with pytest.raises(LeaseLost):
+            store.begin_part(lease, 1)
+    stored = store.stored(f"{NAME}@1" if way == "switched" else NAME)
     assert [each.id for page in stored for each in page] == ["a"]
 
 

@@ -233,7 +233,7 @@ def test_a_search_right_after_the_old_one_was_dropped(store, name, built, anothe
 def test_whoever_writes_during_a_switch_writes_no_more(store, name, built, another):
     other = another()
     with store.lease(name, "old", 0) as old, store.lease(built, "new", 0) as new:
-        parts = store.split_lease(old, 2)[1], store.split_lease(new, 2)[0]
+        parts = store.begin_part(old, 1), store.begin_part(new, 0)
         other.generations.switch(name, 2)
         for lease in (old, new, *parts):
             with pytest.raises(LeaseLost):

@@ -139,7 +139,10 @@ def exercise(pool: HanaPool, hana, schema: str, embedder: EngineEmbedder) -> Non
         store.apply(lease, ChangeSet(quarantined=[QuarantinedRow("[1]", "embed", "for the test")]))
         store.apply(lease, ChangeSet(released=["[2]"]))
         store.apply(lease, ChangeSet(checkpoint=Checkpoint(mark={"at": 1}), partial=True))
-        store.apply(store.split_lease(lease, 2)[1], ChangeSet(released=["[2]"]))
+        part = store.begin_part(lease, 1)
+        store.apply(part, ChangeSet(released=["[2]"]))
+        store.end_parts(part)
+        store.end_parts(lease)
     list(store.stored(spec.name, ['["0",2]', '["1",3]']))
     verify(spec, ends, repair=True)
     for condition in FILTERS:

@@ -460,7 +460,7 @@ def test_an_expired_lease_is_taken_over_and_its_holder_can_no_longer_write(store
     epoch = store.take_lease(name, "crashed", 1)
     assert isinstance(epoch, int)
     stale = Lease(name, "crashed", epoch)
-    parts = store.split_lease(stale, 2)
+    parts = [store.begin_part(stale, part) for part in range(2)]
     store.apply(stale, changes(chunk("a")))  # a write renews, so the wait below is a whole ttl
     other = another()
     with other.lease(name, "second", 60) as lease:
@@ -468,7 +468,7 @@ def test_an_expired_lease_is_taken_over_and_its_holder_can_no_longer_write(store
             with pytest.raises(LeaseLost):
                 store.apply(late, changes(chunk("b"), deleted=["a"]))
         other.apply(lease, changes(chunk("c")))
-        other.split_lease(lease, 2)
+        other.begin_part(lease, 1)
         with pytest.raises(LeaseLost):
             store.apply(parts[1], changes(chunk("b")))
     assert set(stored(store, name)) == {("a", 0), ("c", 0)}
@@ -476,7 +476,7 @@ def test_an_expired_lease_is_taken_over_and_its_holder_can_no_longer_write(store
 
 def test_a_lease_given_back_is_worth_nothing(store, name):
     with store.lease(name, "first", 0) as lease:
-        parts = store.split_lease(lease, 2)
+        parts = [store.begin_part(lease, part) for part in range(2)]
     for late in (lease, *parts):
         with pytest.raises(LeaseLost):
             store.apply(late, changes(chunk("a")))
@@ -486,7 +486,7 @@ def test_a_lease_given_back_is_worth_nothing(store, name):
 def test_the_parts_of_a_lease_write_what_the_lease_would(store, name, another):
     other, bad = another(), QuarantinedRow("bad", "embed", "why")
     with store.lease(name, "first", 0) as lease:
-        first, second = store.split_lease(lease, 2)
+        first, second = (store.begin_part(lease, part) for part in range(2))
         store.apply(first, changes(chunk("a")))
         other.apply(second, replace(changes(chunk("b")), quarantined=[bad]))
         store.apply(lease, changes(chunk("c")))

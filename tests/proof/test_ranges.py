@@ -249,6 +249,7 @@ def test_a_row_that_fails_too_often_is_skipped_as_in_one_process(ground: Ground,
         reports.append(run(Here(ends), options))
         assert reports[-1].quarantined == len(poison)
         assert attempts(ends) == dict.fromkeys(poison, expected)
+    assert [len(report.notes) for report in reports] == [0, 0, 1]
     assert f"{len(poison)} rows were skipped: they failed 2 times" in reports[-1].notes[0]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import platform
 import signal
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -205,7 +206,7 @@ def test_workers_whose_settings_name_a_local_store_are_refused(
     settings = tmp_path / "local.toml"
     settings.write_text('store = { kind = "local", path = "vectors" }')
     spec = CollectionSpec("materials", TableRef(hana_schema, "MARA"), "{MAKTX}")
-    with pytest.raises(ConfigurationError, match="name a local store"):
+    with pytest.raises(ConfigurationError, match=rf"^{platform.node()}: .* name a local store"):
         sync(spec, hana_ends, SyncOptions(page_rows=250), workers=RangeWorkers(pool.members, settings))
 
 

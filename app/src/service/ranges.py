@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import secrets
 from collections.abc import Sequence
 from concurrent.futures import Future
@@ -37,12 +38,14 @@ class Order:
 
 
 def work(worker: Worker, order: Order) -> SyncReport | Exception:
-    """Do the task in a worker. Return its error as a value, because Ray loses the attributes of a raised one."""
+    """Do the task in a worker. Return its error, with the node's name, as a value: Ray loses the attributes of a raised
+    one."""
     try:
         parts = _parts(order.config, order.folder)
         ends = Ends(parts.source, parts.store, EngineEmbedder(worker.engine(order.options)))
         return order.task(ends, Watch(None, lambda: order.run in _stopped))
     except Exception as error:
+        error.args = (f"{platform.node()}: {error}",)
         return error
 
 

@@ -226,21 +226,36 @@ class HanaStore(VectorStore):
 
     # --------------------------------------------------------------------------------------------- parts of a lease
 
-    def split_lease(self, lease: Lease, count: int) -> list[Lease]:
-        """Give each part a row of its own: the first statement of a write locks its row, as other writes lock the row
-        of the lease."""
+    def begin_part(self, lease: Lease, part: int) -> Lease:
+        """Give the part a row of its own: the first statement of a write locks its row, as other writes lock the row of
+        the lease."""
         if not self._pool.read(catalog.FIND_TABLE, (self._schema, PARTS), doing="looking for the store's tables"):
             self._create(f"CREATE COLUMN TABLE {self._parts} {PARTS_TABLE}")
-        rows = [(lease.collection, part, lease.epoch) for part in range(count)]
+        begun, doing = replace(lease, part=part), "beginning a part of a lease"
 
         def write(session: Session) -> None:
             self._check(session, lease)
-            self._end_parts(session, lease.collection)
+            self._end_part(session, begun)  # a repeated transaction may find it
             sql = f'INSERT INTO {self._parts} ("COLLECTION", "PART", "LEASE_EPOCH") VALUES (?, ?, ?)'
-            session.execute_many(sql, rows, doing="splitting a lease")
+            session.execute(sql, (lease.collection, part, lease.epoch), doing=doing)
 
-        self._pool.in_transaction(write, doing="splitting a lease")
-        return [replace(lease, part=part) for part in range(count)]
+        self._pool.in_transaction(write, doing=doing)
+        return begun
+
+    def end_parts(self, lease: Lease) -> None:
+        def write(session: Session) -> None:
+            if lease.part is not None:
+                self._end_part(session, lease)
+                return
+            self._check(session, lease)
+            self._end_parts(session, lease.collection)
+
+        self._pool.in_transaction(write, doing="ending the parts of a lease")
+
+    def _end_part(self, session: Session, part: Lease) -> None:
+        sql = f'DELETE FROM {self._parts} WHERE "COLLECTION" = ? AND "PART" = ? AND "LEASE_EPOCH" = ?'
+        values = (part.collection, part.part, part.epoch)
+        session.execute(sql, values, doing="ending a part of a lease")
 
     def _end_parts(self, session: Session, collection: str) -> None:
         # Asked in this transaction, which has locked the lease: no other worker splits it until the commit.
