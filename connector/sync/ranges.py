@@ -1,36 +1,45 @@
 """Spread a comparison of every row over workers, one key range each. A worker reads, renders, compares, embeds and
 writes with its own source, store and embedder, under the lease of the driver.
 
-Afterwards the driver compares every row itself; only this run deletes, and writes the checkpoint. So a lost worker
-costs time, never a row.
+Each worker returns sums of the ids that it leaves in the store. The driver subtracts the ids of everything stored. Only
+where something remains may a row have left the source, and only there does the driver compare rows itself. So its
+memory does not grow with the table, and a lost worker costs time, never a row.
 """
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from hashlib import blake2b
 from itertools import count
+from math import inf
+from secrets import token_bytes
 from typing import Protocol
 
-from connector.document.document import Renderer
+import numpy as np
+from numpy.typing import NDArray
+
+from connector.document.document import Renderer, parse_id, quarantine_id
 from connector.errors import ConfigurationError, ConnectorError
-from connector.model import Checkpoint, CollectionSpec, KeyRange, Lease, QuarantinedRow
+from connector.model import Checkpoint, CollectionSpec, Document, Key, KeyRange, Lease, Row
 from connector.stores.store import VectorStore
 from connector.sync import schema
 from connector.sync.feeds.feed import Batch, Feed
 from connector.sync.options import Ends, SyncOptions, SyncReport, Watch
-from connector.sync.reconcile import Run, Task, reconcile
+from connector.sync.reconcile import FREE_DELETES, Run, Task, reconcile
+from connector.sync.stored_index import StoredIndex
 
 RANGE_ROWS = 20_000  # of a large table: a border costs as much as a page, and the last worker ends one range late
 RANGES_PER_WORKER = 4  # of a small table
-ATTEMPTS = 3  # after which the driver compares the rows of a range alone
+ATTEMPTS = 3  # after which the driver does a range itself
 STOP_SECONDS = 0.2  # how often the driver checks whether to stop
-_EMBEDDED = ("embedded_texts", "reused_texts", "tokens")
-_COUNTS = (*("read", "loaded", "upserted", "unchanged", "empty", "quarantined", "superseded"), *_EMBEDDED)
+BUCKETS = 1 << 16  # 512 KiB a range; for each deletion, the driver looks up one in so many rows
+_ROWS = ("read", "loaded", "upserted", "unchanged", "empty", "quarantined", "superseded")
+_COUNTS = (*_ROWS, "embedded_texts", "reused_texts", "tokens")
 
 
 class WorkerLost(Exception):
@@ -42,7 +51,7 @@ class Workers(Protocol):
 
     count: int
 
-    def submit(self, task: RangeTask) -> Future[SyncReport]:
+    def submit(self, task: RangeTask) -> Future[RangeReport]:
         """Run the task in a worker. The future raises WorkerLost if the worker dies, else the error of the task."""
         ...
 
@@ -51,10 +60,54 @@ class Workers(Protocol):
         ...
 
 
+class IdSums:
+    """Sums of the hashes of ids, in buckets by another hash. A bucket is 0 if the same ids were added and subtracted,
+    else with a chance of 2**-64, also if the ids were chosen by someone who does not know `salt`."""
+
+    def __init__(self, salt: bytes) -> None:
+        self._salt = salt
+        self._sums = np.zeros(BUCKETS, np.uint64)  # modulo 2**64
+
+    def add(self, ids: Iterable[str]) -> None:
+        np.add.at(self._sums, *self._hashed(ids))
+
+    def subtract(self, ids: Iterable[str]) -> None:
+        np.subtract.at(self._sums, *self._hashed(ids))
+
+    def add_sums(self, other: IdSums) -> None:
+        self._sums += other._sums
+
+    def remain(self) -> bool:
+        """Return whether any bucket is not 0."""
+        return bool(self._sums.any())
+
+    def remaining(self, ids: Sequence[str]) -> list[str]:
+        """Return those of `ids` whose bucket is not 0."""
+        places = np.flatnonzero(self._sums[self._hashed(ids)[0]])
+        return [ids[place] for place in places.tolist()]
+
+    def _hashed(self, ids: Iterable[str]) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
+        digests = [blake2b(id_.encode(), key=self._salt, digest_size=16).digest() for id_ in ids]
+        words = np.frombuffer(b"".join(digests), "<u8").reshape(-1, 2)
+        return words[:, 0] % np.uint64(BUCKETS), words[:, 1]
+
+
+@dataclass(slots=True)
+class RangeReport:
+    """What a run over a range did and left. `stored`: of the rows that are in the store. `quarantined`: ids of the rows
+    that are in quarantine, `skipped` of them because they failed too often."""
+
+    rows: SyncReport
+    stored: IdSums
+    quarantined: list[str] = field(default_factory=list)
+    skipped: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class RangeTask:
-    """The rows of one key range, for a worker. Picklable, without secrets. `rendering`: the driver's `Renderer.digest`.
-    `since`: as in `_tried`."""
+    """The rows of one key range, for a worker. Picklable, without a login. `rendering`: the driver's `Renderer.digest`.
+    `since`: of the last failure of a row before the run, by the store's clock; None: there was none. `salt`: of the
+    `IdSums`."""
 
     spec: CollectionSpec
     lease: Lease
@@ -62,10 +115,12 @@ class RangeTask:
     options: SyncOptions
     rendering: bytes
     since: datetime | None
+    salt: bytes
 
-    def __call__(self, ends: Ends, watch: Watch | None = None) -> SyncReport:
-        """Make the store match the rows of the range; delete no row of the source. Raises ConfigurationError if this
-        worker renders or embeds differently from the driver, and LeaseLost once the driver has lost the lease."""
+    def __call__(self, ends: Ends, watch: Watch | None = None) -> RangeReport:
+        """Make the store match the rows of the range; delete no row of the source. Rows that an earlier attempt wrote
+        count as unchanged. Raises ConfigurationError if this worker renders or embeds differently from the driver, and
+        LeaseLost once the driver has lost the lease."""
         table = ends.source.describe(self.spec.source)
         renderer = Renderer(self.spec, table, ends.embedder)
         if renderer.digest != self.rendering:
@@ -79,11 +134,41 @@ class RangeTask:
         columns = schema.columns_in_use(renderer, table, self.spec)
         watch, now = watch or Watch(), ends.source.now()
         task = Task(ends, renderer, self.lease, self.options, watch, feed, Checkpoint(), columns, now)
-        return _RangeRun(replace(task, tried=_tried(ends.store.quarantine(self.lease.collection), self.since)))()
+        return _RangeRun(task, self.since, self.salt).report()
 
 
 class _RangeRun(Run):
     """Compare the rows of a range. Deletions and the checkpoint are left to the driver."""
+
+    def __init__(self, task: Task, since: datetime | None, salt: bytes) -> None:
+        super().__init__(task)
+        # A run is one attempt at each row, also if the range runs again.
+        entries = self._quarantine.values()
+        self._tried = frozenset(row.id for row in entries if row.last_seen and (since is None or row.last_seen > since))
+        self._left = RangeReport(self._report, IdSums(salt))
+
+    def report(self) -> RangeReport:
+        """Do the range."""
+        self()
+        self._left.skipped = self._skipped
+        self._left.stored.subtract(self._left.quarantined)
+        return self._left
+
+    def _last_versions(self, rows: Sequence[Row]) -> tuple[list[str], Sequence[Row]]:
+        """Take every row for stored; `report` and `_act` subtract the others."""
+        before = len(self._left.quarantined)
+        ids, last = super()._last_versions(rows)
+        self._left.stored.add([*ids, *self._left.quarantined[before:]])
+        return ids, last
+
+    def _act(self, document: Document, index: StoredIndex, position: int) -> None:
+        if document.empty:
+            self._left.stored.subtract([document.id])
+        super()._act(document, index, position)
+
+    def _quarantined(self, ids: Sequence[str]) -> None:
+        super()._quarantined(ids)
+        self._left.quarantined += ids
 
     def _note(self, id_: str, digest: bytes | None) -> None:
         """Record nothing: a range gives each key once, and a record per row would cost memory."""
@@ -95,48 +180,123 @@ class _RangeRun(Run):
         schema.check_unchanged(self._ends.source, self._renderer.query.table, self._task.columns)
 
 
+class _ClosingRun(Run):
+    """Compare the stored rows that no range may have met, delete those that left the source, write the checkpoint."""
+
+    def __init__(self, task: Task, ranges: RangeReport, limit: float) -> None:
+        """`limit`: how many rows the run may delete."""
+        done = replace(task.checkpoint, rows_read=ranges.rows.read, empty=ranges.rows.empty, last_full=task.began)
+        feed = Feed(lambda: (0, [self._unmet(ranges.stored)]), task.feed.mark, task.feed.method, complete=False)
+        super().__init__(replace(task, feed=feed, checkpoint=done, watch=Watch(None, task.watch.stop)))
+        self._most = limit
+        self._skipped = ranges.skipped
+        for id_ in ranges.quarantined:
+            self._quarantine.pop(id_, None)
+        self._gone_rows = 0
+        self._to_delete: list[str] = []
+
+    def _unmet(self, left: IdSums) -> Iterator[Batch]:
+        """Yield the rows to compare. Their number does not grow with the table if few rows left it."""
+        source, query, size = self._ends.source, self._renderer.query, self._options.page_rows
+        for ids in self._stored_ids():
+            left.subtract(ids)
+        for ids in self._stored_ids() if left.remain() else ():
+            suspects = left.remaining(ids)
+            for start in range(0, len(suspects), size):
+                keys = {id_: self._key(id_) for id_ in suspects[start : start + size]}
+                found = source.rows(query, [key for key in keys.values() if key is not None])
+                rows = {id_: row for row in found if (id_ := quarantine_id(row.key)) in keys}
+                self._gone_rows += len(keys) - len(rows)
+                self._delete_later([id_ for id_ in keys if id_ not in rows])
+                yield Batch(list(rows.values()))
+
+    def _stored_ids(self) -> Iterator[list[str]]:
+        """Yield the ids of all documents, each once unless its chunks are pages apart."""
+        before: Collection[str] = ()
+        for page in self._ends.store.stored(self._lease.collection):
+            ids = dict.fromkeys(chunk.id for chunk in page)
+            yield [id_ for id_ in ids if id_ not in before]
+            before = ids
+
+    def _key(self, id_: str) -> Key | None:
+        """Return the key of a document; None if the table can have no such key."""
+        try:
+            key = tuple(parse_id(id_))
+        except ValueError:
+            return None
+        return key if len(key) == len(self._renderer.key) else None
+
+    def _remove_blank(self, id_: str, position: int) -> None:
+        self._emptied += 1
+        self._delete_later([id_])
+
+    def _delete_later(self, ids: Sequence[str]) -> None:
+        """Add to what is deleted at the end. Also called in the reading thread."""
+        if len(self._to_delete) <= 2 * self._most + FREE_DELETES:  # with more, the run pauses
+            self._to_delete += ids
+
+    def _delete_unseen(self) -> list[str]:
+        self._delete_last(self._gone_rows, self._emptied, self._most, lambda: self._to_delete)
+        return sorted(self._quarantine)
+
+
 @dataclass(slots=True)
 class Spread:
-    """What workers did. `lost`: ranges that lost their worker in every attempt. `stopped`: ended early on request."""
+    """What workers did. `done`: in all ranges together. `lost`: ranges that no worker ended. `stopped`: ended early on
+    request."""
 
-    reports: list[SyncReport] = field(default_factory=list)
-    lost: int = 0
+    done: RangeReport
+    lost: list[RangeTask] = field(default_factory=list)
     stopped: bool = False
+
+    def add(self, report: RangeReport) -> None:
+        _add(self.done.rows, report.rows)
+        self.done.stored.add_sums(report.stored)
+        self.done.quarantined += report.quarantined
+        self.done.skipped += report.skipped
 
 
 def reconcile_spread(spec: CollectionSpec, task: Task, workers: Workers) -> SyncReport:
-    """Do as `reconcile`, with the rows spread over workers first. A feed that does not compare every row by its values
-    is not spread, nor is a table of one page."""
-    rows, ranges = _ranges(task, workers.count) if task.feed.by_values else (0, [])
+    """Do as `reconcile`, with the rows spread over workers. A feed that does not compare every row by its values is not
+    spread, nor is a table of one page or one whose key has changed."""
+    alone = schema.other_key(task.renderer.key, task.checkpoint) or schema.retyped(task.columns, task.checkpoint)
+    rows, ranges = _ranges(task, workers.count) if task.feed.by_values and not alone else (0, [])
     if len(ranges) < 2:
         return reconcile(task)
-    start, name, quarantine = time.perf_counter(), task.lease.collection, task.ends.store.quarantine
-    since = max((entry.last_seen for entry in quarantine(name) if entry.last_seen), default=None)
-    status = task.ends.store.status(name)
-    stored = status.rows if status else 0
-    tasks = [RangeTask(spec, task.lease, within, task.options, task.renderer.digest, since) for within in ranges]
-    spread = run_ranges(tasks, workers, task.ends.store, task.watch, rows)
-    # A worker that was taken for lost may still be writing, and must not while the closing run does.
-    task.ends.store.end_parts(task.lease)
-    if spread.stopped:
-        report = _added(SyncReport(name, stopped=True), spread.reports, _COUNTS)
-    else:
-        closing = replace(task, tried=_tried(quarantine(name), since), stored=stored)
-        report = _closed(reconcile(closing), spread.reports)
+    start, name, store = time.perf_counter(), task.lease.collection, task.ends.store
+    since = max((entry.last_seen for entry in store.quarantine(name) if entry.last_seen), default=None)
+    limit, salt = _limit(task), token_bytes(16)
+    tasks = [RangeTask(spec, task.lease, within, task.options, task.renderer.digest, since, salt) for within in ranges]
+    spread = run_ranges(tasks, workers, store, task.watch, rows)
+    # A worker that was taken for lost may still be writing, and must not while the driver does.
+    store.end_parts(task.lease)
+    for lost in spread.lost:
+        if not spread.stopped:
+            ended = lost(task.ends, Watch(None, task.watch.stop))
+            spread.add(ended)
+            spread.stopped = ended.rows.stopped
+            task.watch.progress(spread.done.rows.read, rows)
+    report = spread.done.rows
+    if not spread.stopped:
+        report = _closed(_ClosingRun(task, spread.done, limit)(), report)
+    report.stopped = report.stopped or spread.stopped
     if spread.lost:
         report.notes.append(
-            f"{spread.lost} of {len(tasks)} key ranges lost their worker {ATTEMPTS} times; the driver compared their "
-            "rows alone. Check the workers' logs and memory"
+            f"{len(spread.lost)} of {len(tasks)} key ranges lost their worker {ATTEMPTS} times; the driver compared "
+            "their rows itself. Check the workers' logs and memory"
         )
     seconds = time.perf_counter() - start
     report.seconds, report.rows_per_second = round(seconds, 3), round(report.read / seconds, 1)
     return report
 
 
-def _tried(quarantine: Sequence[QuarantinedRow], since: datetime | None) -> frozenset[str]:
-    """Return the ids of rows that failed in this run. They are not tried again in it, because a run is one attempt.
-    `since`: of the last failure before the run, by the store's clock; None: there was none."""
-    return frozenset(row.id for row in quarantine if row.last_seen and (since is None or row.last_seen > since))
+def _limit(task: Task) -> float:
+    """Return how many rows the run may delete. Count before it: workers add rows, and these may be gone at its end."""
+    share = task.options.max_deletes
+    if share >= 1:
+        return inf
+    status = task.ends.store.status(task.lease.collection)
+    return share * status.rows if status else 0
 
 
 def _ranges(task: Task, workers: int) -> tuple[int, Sequence[KeyRange]]:
@@ -151,9 +311,10 @@ def run_ranges(tasks: Sequence[RangeTask], workers: Workers, store: VectorStore,
     """Run the tasks, `workers.count` at a time. A task runs again, up to ATTEMPTS times, if its worker is lost or its
     error is retryable. Each attempt has its own part of the lease, because a worker that was taken for lost may still
     be writing. Any other error ends the other tasks and is raised. `rows`: expected, for the progress."""
-    spread, failure, parts = Spread(), None, count()
+    failure, parts = None, count()
+    spread = Spread(RangeReport(SyncReport(tasks[0].lease.collection), IdSums(tasks[0].salt)))
     waiting = deque((task, 1) for task in tasks)
-    running: dict[Future[SyncReport], tuple[RangeTask, Lease, int]] = {}
+    running: dict[Future[RangeReport], tuple[RangeTask, Lease, int]] = {}
     try:
         while waiting or running:
             while waiting and len(running) < workers.count:
@@ -161,19 +322,19 @@ def run_ranges(tasks: Sequence[RangeTask], workers: Workers, store: VectorStore,
                 part = store.begin_part(task.lease, next(parts))
                 running[workers.submit(replace(task, lease=part))] = task, part, attempt
             if not running:  # no worker is left
-                spread.lost += len(waiting)
+                spread.lost += [task for task, _ in waiting]
                 break
             for future in wait(running, STOP_SECONDS, FIRST_COMPLETED).done:
                 task, part, attempt = running.pop(future)
                 error, unfinished = future.exception(), _unfinished(future)
-                if error is None:
-                    spread.reports.append(future.result())
-                    watch.progress(sum(report.read for report in spread.reports), rows)
-                if unfinished and attempt < ATTEMPTS:
+                if error is None and (spread.stopped or not unfinished):
+                    spread.add(future.result())
+                    watch.progress(spread.done.rows.read, rows)
+                elif unfinished and attempt < ATTEMPTS:
                     store.end_parts(part)
                     waiting.append((task, attempt + 1))
                 elif error is None or isinstance(error, WorkerLost):
-                    spread.lost += unfinished
+                    spread.lost.append(task)
                 else:
                     failure = failure or error
             spread.stopped = spread.stopped or watch.stop()
@@ -188,27 +349,27 @@ def run_ranges(tasks: Sequence[RangeTask], workers: Workers, store: VectorStore,
     return spread
 
 
-def _unfinished(future: Future[SyncReport]) -> bool:
+def _unfinished(future: Future[RangeReport]) -> bool:
     """Return whether another worker may finish the task."""
     error = future.exception()
     if error is None:
-        return future.result().stopped
+        return future.result().rows.stopped
     return isinstance(error, WorkerLost) or (isinstance(error, ConnectorError) and error.retryable)
 
 
-def _closed(closing: SyncReport, parts: Sequence[SyncReport]) -> SyncReport:
-    """Return the report of the whole run: each row counts once, by what the closing run found or, where that found it
-    unchanged, by what a worker did. A row that changed in between may count as upserted for another one."""
-    written = min(sum(part.upserted for part in parts), closing.unchanged)
-    closing.upserted, closing.unchanged = closing.upserted + written, closing.unchanged - written
-    return _added(closing, parts, _EMBEDDED)
+def _closed(closing: SyncReport, ranges: SyncReport) -> SyncReport:
+    """Return the report of the whole run. Each row counts once, by its range; a row that changed afterwards and was
+    compared again counts twice."""
+    closing.read = closing.loaded = closing.upserted + closing.quarantined
+    closing.unchanged = closing.empty = closing.superseded = 0
+    closing.complete = True
+    _add(closing, ranges)
+    return closing
 
 
-def _added(first: SyncReport, parts: Sequence[SyncReport], counts: Sequence[str]) -> SyncReport:
-    """Add these counts, and the busy seconds, of all reports to the first."""
-    for part in parts:
-        for name in counts:
-            setattr(first, name, getattr(first, name) + getattr(part, name))
-        for stage, seconds in part.stages.items():
-            first.stages[stage] = round(first.stages[stage] + seconds, 3)
-    return first
+def _add(first: SyncReport, second: SyncReport) -> None:
+    """Add the counts of rows and texts, and the busy seconds, to the first report."""
+    for name in _COUNTS:
+        setattr(first, name, getattr(first, name) + getattr(second, name))
+    for stage, seconds in second.stages.items():
+        first.stages[stage] = round(first.stages[stage] + seconds, 3)

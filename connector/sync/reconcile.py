@@ -36,8 +36,7 @@ WINDOW_BYTES = 8 << 20  # limit of the texts embedded together
 @dataclass(frozen=True, slots=True)
 class Task:
     """One run over `feed` under `lease`. `checkpoint`: of the previous run. `columns`: types of the used columns by
-    name. `began`: UTC, by the source's clock. After workers have written for this run: `tried`, ids in quarantine that
-    they tried, and `stored`, the number of documents before, of which `max_deletes` is a share."""
+    name. `began`: UTC, by the source's clock."""
 
     ends: Ends
     renderer: Renderer
@@ -48,8 +47,6 @@ class Task:
     checkpoint: Checkpoint
     columns: Mapping[str, str]
     began: datetime
-    tried: frozenset[str] = frozenset()
-    stored: int | None = None
 
 
 def reconcile(task: Task) -> SyncReport:
@@ -84,6 +81,7 @@ class Run:
         self._window = _Window()
         # Quarantine entries whose rows this run has not processed yet.
         self._quarantine = {row.id: row for row in task.ends.store.quarantine(task.lease.collection)}
+        self._tried: frozenset[str] = frozenset()  # ids in quarantine that an earlier attempt at this run has tried
         self._skipped = 0
         # Content digests written by this run, by id; None for a removed document. Empty in a full run.
         self._written: dict[str, bytes | None] = {}
@@ -254,18 +252,18 @@ class Run:
     def _skip(self, id_: str, row: Row) -> bool:
         """Return whether the row failed too often, or already in this run, with this content. It then stays in
         quarantine."""
-        entry, tried = self._quarantine.get(id_), id_ in self._task.tried
+        entry, tried = self._quarantine.get(id_), id_ in self._tried
         given_up = entry is not None and entry.given_up(self._options.max_attempts)
         if entry is None or not (tried or given_up) or entry.digest != self._renderer.row_digest(row):
             return False
         del self._quarantine[id_]
-        self._report.quarantined += 1
+        self._quarantined([id_])
         self._skipped += given_up and not tried
         return True
 
     def _reject(self, row: Row, reason: str) -> None:
         id_ = quarantine_id(row.key)
-        self._report.quarantined += 1
+        self._quarantined([id_])
         self._supersede(id_)
         self._quarantine.pop(id_, None)
         self._note(id_, None)
@@ -296,7 +294,11 @@ class Run:
 
     def _count(self, written: Written) -> None:
         self._report.upserted += len(written.upserted) - written.undone
-        self._report.quarantined += len(written.quarantined)
+        self._quarantined([row.id for row in written.quarantined])
+
+    def _quarantined(self, ids: Sequence[str]) -> None:
+        """Count rows that are in quarantine at the end of the run."""
+        self._report.quarantined += len(ids)
 
     def _finish(self) -> None:
         """Finish a complete feed: delete what the source no longer has, and advance the checkpoint."""
@@ -368,6 +370,20 @@ class Run:
                 self._report.paused = "max_deletes"
         return self._report.paused is None
 
+    def _delete_last(self, gone: int, emptied: int, limit: float, ids: Callable[[], Sequence[str]]) -> None:
+        """Delete the documents of `gone` rows that left the source and of `emptied` blank rows, or pause if there are
+        too many. `ids`: of all of them."""
+        report, size = self._report, self._options.page_rows
+        report.to_delete = gone
+        if gone > limit or emptied > max(FREE_DELETES, limit):
+            report.paused = "max_deletes"
+        elif gone or emptied:
+            ordered = ids()
+            for start in range(0, len(ordered), size):
+                self._writer.remove(ordered[start : start + size])
+                failpoints.reach("mid_delete")
+            report.deleted += gone
+
 
 class FullRun(Run):
     """Compare every source row with everything stored. Delete last, when the share of deletions is known."""
@@ -388,21 +404,15 @@ class FullRun(Run):
         self._index.seen[position] = False
 
     def _delete_unseen(self) -> list[str]:
-        index, report = self._index, self._report
+        index = self._index
         unseen = int((~index.seen).sum())
-        share = self._options.max_deletes  # 1 means no limit, and rows that workers added may be gone again
-        limit = share * ((self._task.stored or len(index)) if share < 1 else len(index))
         emptied = sum(not index.seen[position] for position in self._blank)
-        report.to_delete = unseen - emptied
-        if report.to_delete > limit or emptied > max(FREE_DELETES, limit):
-            report.paused = "max_deletes"
-        elif unseen:
-            ids: dict[str, None] = {}  # the index has only digests, so read the ids from the store again
-            for page in self._ends.store.stored(self._lease.collection):
-                ids.update(dict.fromkeys(index.unseen([chunk.id for chunk in page])))
-            ordered, size = list(ids), self._options.page_rows
-            for start in range(0, len(ordered), size):
-                self._writer.remove(ordered[start : start + size])
-                failpoints.reach("mid_delete")
-            report.deleted += report.to_delete
+        self._delete_last(unseen - emptied, emptied, self._options.max_deletes * len(index), self._unseen)
         return sorted(self._quarantine)
+
+    def _unseen(self) -> list[str]:
+        """Read the ids from the store again: the index has only digests."""
+        ids: dict[str, None] = {}
+        for page in self._ends.store.stored(self._lease.collection):
+            ids.update(dict.fromkeys(self._index.unseen([chunk.id for chunk in page])))
+        return list(ids)

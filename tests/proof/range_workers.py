@@ -13,8 +13,8 @@ from typing import Any
 
 from connector import failpoints
 from connector.hana.source import HanaSource
-from connector.sync.options import Ends, SyncReport, Watch
-from connector.sync.ranges import RangeTask, WorkerLost
+from connector.sync.options import Ends, Watch
+from connector.sync.ranges import RangeReport, RangeTask, WorkerLost
 from tests.forked import processes
 from tests.proof.ground import Plan
 from tests.proof.worker import embedder
@@ -29,7 +29,7 @@ class Processes:
         self.processes: list[ForkServerProcess] = []
         self._plan, self._failpoints, self._stop = plan, iter(failpoints), processes.Event()
 
-    def submit(self, task: RangeTask) -> Future[SyncReport]:
+    def submit(self, task: RangeTask) -> Future[RangeReport]:
         ours, theirs = processes.Pipe(duplex=False)
         order = (self._plan, task, next(self._failpoints, ""), theirs, self._stop)
         process = processes.Process(target=_work, args=order, daemon=True)
@@ -37,7 +37,7 @@ class Processes:
         theirs.close()
         self.tasks.append(task)
         self.processes.append(process)
-        future: Future[SyncReport] = Future()
+        future: Future[RangeReport] = Future()
         threading.Thread(target=_wait, args=(ours, future), daemon=True).start()
         return future
 
@@ -45,7 +45,7 @@ class Processes:
         self._stop.set()
 
 
-def _wait(answers: Connection, future: Future[SyncReport]) -> None:
+def _wait(answers: Connection, future: Future[RangeReport]) -> None:
     try:
         answer = answers.recv()
     except EOFError:
@@ -76,9 +76,9 @@ class Here:
         self._ends, self._before, self._stop = ends, before, threading.Event()
         self.tasks: list[RangeTask] = []
 
-    def submit(self, task: RangeTask) -> Future[SyncReport]:
+    def submit(self, task: RangeTask) -> Future[RangeReport]:
         self.tasks.append(task)
-        future: Future[SyncReport] = Future()
+        future: Future[RangeReport] = Future()
         try:
             self._before(task)
             future.set_result(task(self._ends, Watch(None, self._stop.is_set)))

@@ -27,7 +27,7 @@ from connector.hana.source import HanaSource
 from connector.model import CollectionSpec, Row, TableRef
 from connector.stores.hana.store import HanaStore
 from connector.stores.local.store import LocalStore
-from connector.sync.ranges import RangeTask
+from connector.sync.ranges import RangeReport, RangeTask
 from connector.sync.run import Ends, SyncOptions, SyncReport, sync
 from connector.sync.verify import verify
 from hana_emulator.testing import Emulator
@@ -190,7 +190,7 @@ def test_an_order_for_a_worker_holds_no_login(pool: Engine, hana_ends: Ends, emu
     sent: list[bytes] = []
 
     class Listening(RangeWorkers):
-        def submit(self, task: RangeTask) -> Future[SyncReport]:
+        def submit(self, task: RangeTask) -> Future[RangeReport]:
             sent.append(pickle.dumps(Order(*self._order, self._members[0].options, task)))
             return super().submit(task)
 

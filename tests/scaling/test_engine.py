@@ -20,7 +20,7 @@ from app.src.scaling.engine import WorkerEngine
 from app.src.scaling.worker import Block, Worker
 from app.src.service.ranges import RangeWorkers
 from connector.sync.options import SyncReport
-from connector.sync.ranges import WorkerLost
+from connector.sync.ranges import IdSums, RangeReport, WorkerLost
 
 OPTIONS = EngineOptions(model="hash:64", device="cpu")
 TEXTS = [f"pump number {number} leaks" for number in range(3000)]
@@ -98,12 +98,12 @@ def test_a_worker_that_failed_gets_no_more_ranges(monkeypatch: pytest.MonkeyPatc
     gone.set_exception(DeviceFailed("no worker starts"))
     monkeypatch.setattr(workers[0], "call", lambda *_: gone)
     monkeypatch.setattr(workers[0], "failed", "no worker starts")
-    report = Future[Any]()
-    report.set_result(SyncReport("rows"))
-    monkeypatch.setattr(workers[1], "call", lambda *_: report)
+    answer, report = Future[Any](), RangeReport(SyncReport("rows"), IdSums(b""))
+    answer.set_result(report)
+    monkeypatch.setattr(workers[1], "call", lambda *_: answer)
     with pytest.raises(WorkerLost):
         ranges.submit(None).result(30)  # type: ignore[arg-type]
-    assert [ranges.submit(None).result(30) for _ in range(3)] == 3 * [SyncReport("rows")]  # type: ignore[arg-type]
+    assert [ranges.submit(None).result(30) for _ in range(3)] == 3 * [report]  # type: ignore[arg-type]
     assert (ranges.count, RangeWorkers(members, None).count) == (1, 1)
 
 

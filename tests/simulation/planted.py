@@ -10,7 +10,7 @@ from unittest.mock import patch
 from connector.hana.connection import Session
 from connector.model import ChangeSet, Lease
 from connector.stores.hana.store import HanaStore
-from connector.sync import reconcile
+from connector.sync import ranges, reconcile
 from connector.sync.feeds import full
 from connector.sync.feeds.feed import Batches
 from tests.simulation.database import Faults
@@ -125,6 +125,16 @@ def parts_kept() -> AbstractContextManager[Any]:
     return patch.object(HanaStore, "end_parts", lambda self, lease: None)
 
 
+def row_near_a_gone_one_deleted() -> AbstractContextManager[Any]:
+    """The driver deletes all rows of a bucket whose sum is not 0, without a look into the source."""
+    return patch.object(ranges._ClosingRun, "_key", lambda self, id_: None)
+
+
+def closing_compares_nothing() -> AbstractContextManager[Any]:
+    """The driver trusts the ranges: nothing that they did not meet is looked at."""
+    return patch.object(ranges.IdSums, "remain", lambda self: False)
+
+
 PLANTED: Mapping[str, Planted] = {
     planted.__name__: planted
     for planted in (
@@ -136,17 +146,22 @@ PLANTED: Mapping[str, Planted] = {
         epoch_kept,
         range_lost,
         parts_kept,
+        row_near_a_gone_one_deleted,
+        closing_compares_nothing,
     )
 }
 
+_SPREAD = {"way": "full", "spread": 3, "page_rows": 1}
 FOCUS: Mapping[str, Mapping[str, Any]] = {
     "log_emptied_before_commit": {"way": "log", "synced": True},
     "retry_not_idempotent": {"faults": Faults(reply_lost=0.1)},
     "late_writer_accepted": {"workers": 3, "actions": ("change", "pause", "jump")},
-    "parts_kept": {
-        "way": "full",
-        "spread": 3,
-        "page_rows": 1,
+    **dict.fromkeys(
+        ("row_near_a_gone_one_deleted", "closing_compares_nothing"),
+        _SPREAD | {"synced": True, "max_deletes": 1.0},
+    ),
+    "parts_kept": _SPREAD
+    | {
         "events": 40,
         "calm": 20,
         "actions": ("change", "presume"),

@@ -9,8 +9,8 @@ from concurrent.futures import wait as _wait
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from connector.sync.options import Ends, SyncReport, Watch
-from connector.sync.ranges import RangeTask, WorkerLost
+from connector.sync.options import Ends, Watch
+from connector.sync.ranges import RangeReport, RangeTask, WorkerLost
 from tests.simulation.scheduler import Process, Scheduler
 
 if TYPE_CHECKING:
@@ -30,8 +30,8 @@ class Spread:
         self._alive: list[Process] = []
         self._ends: dict[Process, Ends] = {}
 
-    def submit(self, task: RangeTask) -> Future[SyncReport]:
-        world, future = self._world, Future[SyncReport]()
+    def submit(self, task: RangeTask) -> Future[RangeReport]:
+        world, future = self._world, Future[RangeReport]()
         worker = self._idle.pop() if self._idle else self._make()
         sent = pickle.dumps(task)
         self._stopping = False

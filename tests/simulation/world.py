@@ -390,7 +390,9 @@ class World:
         self.judge = Judge(self)
         self.server.committed = self.judge.committed
         self.victims: list[Process] = []
-        self.running: list[tuple[Future[SyncReport], Process, Callable[[], None]]] = []  # ranges, and how to lose them
+        self.running: list[
+            tuple[Future[ranges.RangeReport], Process, Callable[[], None]]
+        ] = []  # ranges, and how to lose them
         self._next_key = self.plan.rows
         self._events = self.plan.events
         self._next_event = 0
@@ -403,8 +405,17 @@ class World:
 
     def run(self) -> None:
         """Live the seed. Raises Violation or Stuck."""
-        few = patch.object(full, "ROWS_PER_READER", 2), patch.object(ranges, "STOP_SECONDS", 2.0)
-        with self.sim.patched(), few[0], few[1], patch.object(ranges, "wait", waiting(self.sim)):
+        few = (
+            patch.object(full, "ROWS_PER_READER", 2),
+            patch.multiple(
+                ranges,
+                STOP_SECONDS=2.0,
+                BUCKETS=(1, 8, 1024)[self.seed % 3],
+                token_bytes=self.chance.randbytes,
+                wait=waiting(self.sim),
+            ),
+        )
+        with self.sim.patched(), few[0], few[1]:
             failpoints.arm(lambda name: self.sim.step_aside())
             try:
                 for key in range(self.plan.rows):

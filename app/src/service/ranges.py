@@ -20,8 +20,8 @@ from app.src.scaling.worker import Worker
 from app.src.service.wiring import EngineEmbedder, Parts
 from app.src.settings import load
 from connector.errors import ConfigurationError
-from connector.sync.options import Ends, SyncReport, Watch
-from connector.sync.ranges import RangeTask, WorkerLost
+from connector.sync.options import Ends, Watch
+from connector.sync.ranges import RangeReport, RangeTask, WorkerLost
 
 _stopped: set[str] = set()  # runs that this worker must not continue
 
@@ -37,7 +37,7 @@ class Order:
     task: RangeTask
 
 
-def work(worker: Worker, order: Order) -> SyncReport | Exception:
+def work(worker: Worker, order: Order) -> RangeReport | Exception:
     """Do the task in a worker. Return its error, with the node's name, as a value: Ray loses the attributes of a raised
     one."""
     try:
@@ -76,14 +76,14 @@ class RangeWorkers:
         for member in self._members:
             self._idle.put(member)
 
-    def submit(self, task: RangeTask) -> Future[SyncReport]:
-        member, future = self._idle.get(), Future[SyncReport]()
+    def submit(self, task: RangeTask) -> Future[RangeReport]:
+        member, future = self._idle.get(), Future[RangeReport]()
         order = Order(*self._order, member.options, task)
         member.worker.call("run", work, order).add_done_callback(partial(self._answered, member, future))
         return future
 
     def _answered(
-        self, member: WorkerEngine, future: Future[SyncReport], found: Future[SyncReport | Exception]
+        self, member: WorkerEngine, future: Future[RangeReport], found: Future[RangeReport | Exception]
     ) -> None:
         if member.failed:  # at once, so it would take the ranges of all others
             self.count -= 1
@@ -91,7 +91,7 @@ class RangeWorkers:
             self._idle.put(member)
         lost = found.exception()
         content = lost or found.result()
-        if isinstance(content, SyncReport):
+        if isinstance(content, RangeReport):
             future.set_result(content)
         elif isinstance(lost, WorkerDied | DeviceFailed):
             future.set_exception(WorkerLost(str(lost)))

@@ -1,0 +1,265 @@
+"""A sync whose key ranges are spread over workers stores, counts and remembers what a sync in one process does. What
+becomes of rows that change between their range and its end.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+
+from connector.model import ChangeSet, Chunk, ChunkSpec, CollectionSpec, KeyRange, Query, Row
+from connector.stores.local.store import LocalStore
+from connector.sync import ranges
+from connector.sync.options import Ends, SyncOptions, SyncReport
+from connector.sync.ranges import IdSums, RangeReport, RangeTask, WorkerLost, Workers
+from connector.sync.run import sync
+from connector.sync.verify import verify
+from tests.connector.conftest import MATERIALS, MemorySource, WordEmbedder
+from tests.proof.range_workers import Here
+
+SPEC = CollectionSpec("materials", MATERIALS, "{MAKTX}", metadata=("MTART",), chunk=ChunkSpec(max_tokens=4, overlap=1))
+OPTIONS = SyncOptions(page_rows=3, window=4, max_deletes=1.0)
+TIMES = ("seconds", "rows_per_second", "stages", "embedded_texts", "reused_texts", "tokens")  # these may differ
+POISON = "poison"
+TOO_LONG = "x" * 3000
+
+
+class Source(MemorySource):
+    """Also read in key ranges."""
+
+    def ranges(self, query: Query, parts: int, rows: int) -> list[KeyRange]:
+        keys = sorted(self.data)
+        borders = keys[rows // parts - 1 :: rows // parts][: parts - 1]
+        return [KeyRange(after, upto) for after, upto in pairwise([None, *borders, None])]
+
+    def pages(self, query: Query, size: int, within: KeyRange | None = None) -> Iterator[list[Row]]:
+        after, upto = (None, None) if within is None else (within.after, within.upto)
+        while keys := sorted(k for k in self.data if (not after or k > after) and (not upto or k <= upto))[:size]:
+            yield self.rows(query, keys)
+            after = keys[-1]
+
+
+@dataclass
+class Twins:
+    """One source, and a store for each way to sync it."""
+
+    source: Source
+    alone: Ends
+    spread: Ends
+
+    def put(self, number: int, text: str | None, kind: str = "FERT") -> None:
+        self.source.put("100", f"M{number:03}", MAKTX=text, MTART=kind)
+
+    def drop(self, number: int) -> None:
+        del self.source.data["100", f"M{number:03}"]
+
+    def run(self, workers: Workers | None = None, options: SyncOptions = OPTIONS) -> SyncReport:
+        report = sync(SPEC, self.spread, options, workers=workers or Here(self.spread))
+        parts = (report.upserted, report.unchanged, report.empty, report.quarantined, report.superseded)
+        assert report.read == sum(parts), report
+        return report
+
+    def agree(self, options: SyncOptions) -> SyncReport:
+        """Sync both; compare everything that is reported and stored."""
+        spread, alone = self.run(options=options), sync(SPEC, self.alone, options)
+        counts = [{k: v for k, v in each.as_dict().items() if k not in TIMES} for each in (spread, alone)]
+        assert counts[0] == counts[1]
+        assert content(self.spread) == content(self.alone)
+        return spread
+
+    def texts(self) -> dict[str, str]:
+        found = (record for page in self.spread.store.records(SPEC.name) for record in page)
+        return {record.id[8:12]: record.text for record in found if record.number == 0}
+
+
+def content(ends: Ends) -> dict[str, object]:
+    records = (record for page in ends.store.records(SPEC.name) for record in page)
+    status = ends.store.status(SPEC.name)
+    assert status is not None
+    checkpoint = replace(status.checkpoint, last_full=None, last_sync=None)
+    return {
+        "records": sorted((r.id, r.number, r.text, str(r.metadata), r.content_hash) for r in records),
+        "quarantine": [replace(entry, last_seen=None) for entry in ends.store.quarantine(SPEC.name)],
+        "checkpoint": (checkpoint, status.checkpoint.last_full is None),
+    }
+
+
+@pytest.fixture
+def twins(tmp_path: Path, embedder: WordEmbedder) -> Iterator[Twins]:
+    source, stores = Source(), [LocalStore(tmp_path / name) for name in ("alone", "spread")]
+    embedder.refuse = {POISON}
+    yield Twins(source, *(Ends(source, store, embedder) for store in stores))
+    for store in stores:
+        store.close()
+
+
+@pytest.mark.proves(1, 11)
+@pytest.mark.parametrize("buckets", [1, 8, ranges.BUCKETS])
+def test_a_spread_sync_does_what_one_process_does(twins: Twins, buckets: int) -> None:
+    chance = random.Random(buckets)
+    source = twins.source
+    paused = 0
+    for number in range(40):
+        twins.put(number, f"pump number {number} of many parts")
+    with patch.object(ranges, "BUCKETS", buckets):
+        for _ in range(15):
+            for _ in range(chance.choice((0, 1, 5, 20))):
+                number = chance.randrange(50)
+                kind = chance.random()
+                if kind < 0.4 and ("100", f"M{number:03}") in source.data:
+                    twins.drop(number)
+                elif kind < 0.5:
+                    twins.put(number, chance.choice((None, "", " ")))
+                elif kind < 0.6:
+                    twins.put(number, POISON)
+                elif kind < 0.65:
+                    source.put("200", f"{TOO_LONG}{number}", MAKTX="a key too long", MTART="FERT")
+                else:
+                    twins.put(number, f"text {chance.randrange(5)}", f"T{chance.randrange(3)}")
+            options = replace(OPTIONS, max_deletes=chance.choice((0.1, 1.0)), max_attempts=2)
+            paused += twins.agree(options).paused is not None
+    assert paused
+
+
+@pytest.mark.proves(11)
+def test_the_limit_of_deletions_is_exact_and_blank_rows_have_their_own(twins: Twins) -> None:
+    for number in range(40):
+        twins.put(number, "text")
+    twins.agree(OPTIONS)
+    for number in range(8):
+        twins.drop(number)
+    assert twins.agree(replace(OPTIONS, max_deletes=7.9 / 40)).paused == "max_deletes"
+    assert twins.agree(replace(OPTIONS, max_deletes=0.2)).deleted == 8
+    for number in range(8, 19):
+        twins.put(number, None)
+    assert twins.agree(replace(OPTIONS, max_deletes=0.2)).paused == "max_deletes"
+    twins.put(18, "text again")
+    report = twins.agree(replace(OPTIONS, max_deletes=0.2))
+    assert (report.paused, report.empty, len(twins.texts())) == (None, 10, 22)
+
+
+def test_few_rows_are_read_again_where_few_are_gone(twins: Twins) -> None:
+    for number in range(100):
+        twins.put(number, "text")
+    twins.run()
+    asked: list[int] = []
+    rows = twins.source.rows
+    for number in (5, 50):
+        twins.drop(number)
+    workers = Here(twins.spread)
+    with patch.object(twins.source, "rows", lambda query, keys: [asked.append(len(keys)), rows(query, keys)][1]):
+        assert twins.run(workers).deleted == 2
+    assert sum(asked) <= 98 + 3  # each row in its range, then the two, and by chance one beside them
+
+
+class Losing(Here):
+    """Does the first range, and loses its worker before the answer."""
+
+    def __init__(self, ends: Ends, meanwhile: Callable[[], None], attempts: int = 1) -> None:
+        super().__init__(ends)
+        self._meanwhile, self._attempts = meanwhile, attempts
+
+    def submit(self, task: RangeTask) -> Future[RangeReport]:
+        future = super().submit(task)
+        if self._attempts and task.within.after is None:
+            self._attempts -= 1
+            self._meanwhile()
+            future = Future()
+            future.set_exception(WorkerLost("killed"))
+        return future
+
+
+@pytest.mark.parametrize("attempts", [1, ranges.ATTEMPTS])
+def test_a_row_that_a_lost_worker_stored_and_that_left_is_deleted(twins: Twins, attempts: int) -> None:
+    for number in range(20):
+        twins.put(number, POISON if number == 1 else "text")
+    losing = Losing(twins.spread, lambda: twins.source.data.pop(("100", "M000"), None), attempts)
+    report = twins.run(losing)
+    assert (report.read, report.deleted, report.to_delete) == (19, 1, 1)
+    assert "M000" not in twins.texts()
+    assert [entry.attempts for entry in twins.spread.store.quarantine(SPEC.name)] == [1]
+    assert len(report.notes) == (attempts == ranges.ATTEMPTS)
+    assert verify(SPEC, twins.spread).ok
+
+
+def test_rows_that_change_after_their_range(twins: Twins) -> None:
+    """A row that a range met stays as it was then, until the next run; one that it did not meet is compared again."""
+    for number in range(20):
+        twins.put(number, None if number == 3 else f"old {number}")
+    twins.run()
+    twins.put(4, None)
+    twins.drop(5)
+    twins.put(6, POISON)
+
+    def meanwhile(task: RangeTask) -> None:
+        if task.within.upto is None:  # the last range, and all of these are in the first one
+            twins.put(-1, "inserted")
+            twins.drop(1)
+            twins.put(2, "new 2")
+            twins.put(4, "new 4")
+            twins.put(5, "new 5")
+            twins.put(6, "new 6")
+
+    with patch.object(ranges, "RANGES_PER_WORKER", 1):
+        report = twins.run(Here(twins.spread, meanwhile))
+    texts = twins.texts()
+    assert (report.deleted, report.paused) == (0, None)
+    assert (texts["M001"], texts["M002"]) == ("old 1", "old 2")
+    assert (texts["M004"], texts["M005"]) == ("new 4", "new 5")
+    assert "M-01" not in texts
+    assert [entry.id[8:12] for entry in twins.spread.store.quarantine(SPEC.name)] == ["M006"]
+    again = twins.run()
+    assert (again.upserted, again.deleted) == (3, 1)
+    assert verify(SPEC, twins.spread).ok
+
+
+def test_documents_whose_ids_are_no_keys_are_deleted(twins: Twins) -> None:
+    for number in range(12):
+        twins.put(number, "text")
+    for ends in (twins.alone, twins.spread):
+        ends.store.open(SPEC.name, ends.embedder)
+        vector = ends.embedder.embed_documents(["text"])
+        with ends.store.lease(SPEC.name, "test", 0) as lease:
+            for id_, place in (("no key", 0), ('["100"]', 0), ('[{"digest":"ab"}]', 0), ('["100","M900"]', 1)):
+                chunk = Chunk(id_, place, "text", {}, bytes(32))
+                ends.store.apply(lease, ChangeSet(chunks=[chunk], vectors=np.asarray(vector)))
+    assert twins.agree(OPTIONS).deleted == 4
+
+
+@pytest.mark.parametrize("keys", [("MANDT", "MATNR"), ("MATNR",)], ids=["same", "another"])
+def test_after_a_change_of_the_key_the_driver_works_alone(twins: Twins, keys: Sequence[str]) -> None:
+    for number in range(12):
+        twins.put(number, "text")
+    twins.run()
+    twins.source.table = replace(twins.source.table, primary_key=keys)
+    twins.source.data = {key[-len(keys) :]: row for key, row in twins.source.data.items()}
+    workers = Here(twins.spread)
+    report = sync(SPEC, twins.spread, OPTIONS, workers=workers)
+    assert bool(workers.tasks) == (len(keys) == 2)
+    assert report.deleted == (0 if len(keys) == 2 else 12)
+
+
+def test_sums_of_ids() -> None:
+    first, second, ids = IdSums(b"salt"), IdSums(b"salt"), [f'["{number}"]' for number in range(3000)]
+    first.add(ids[:1000])
+    second.add(ids[1000:])
+    first.add_sums(second)
+    first.subtract(reversed(ids))
+    assert not first.remain()
+    assert first.remaining(ids) == first.remaining([]) == []
+    first.subtract(ids[7:9])
+    assert first.remain()
+    assert set(ids[7:9]) <= set(first.remaining(ids)) <= set(ids)
+    assert len(first.remaining(ids)) < 10
+    other = IdSums(b"pepper")
+    other.add(ids[:10])
+    first.add_sums(other)
+    assert first.remain(), "another salt gives other hashes"
