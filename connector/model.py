@@ -260,7 +260,8 @@ class Document:
 class Chunk:
     """One stored piece of a document. `number` counts from 0.
 
-    `content_hash`: 24 bytes as rendered (`document.content_hash`), 32 once a vector is known (`vector_digest` added).
+    `content_hash`: 24 bytes as rendered (`document.content_hash`), 32 once a vector is known (`vector_digest` added) or
+    the database is to embed the text (`UNKNOWN_VECTOR` added).
     """
 
     id: str
@@ -298,6 +299,8 @@ class StoredRecord:
     text: str | None
     metadata: Mapping[str, Any] | None
     vector: NDArray[np.float32] | None
+    length: float | None = None
+    """Of the vector, by the database, if the vector itself was not read; None: there is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -338,17 +341,28 @@ class QuarantinedRow:
         return self.digest is not None and self.attempts >= attempts
 
 
+@dataclass(frozen=True, slots=True)
+class DatabaseModel:
+    """A model that the database of the store computes itself. `remote_source`: the database's name for the service
+    that computes it; None: a model of the database's own."""
+
+    name: str
+    remote_source: str | None = None
+
+
 @dataclass(slots=True)
 class ChangeSet:
     """Everything that one `apply` writes, all or nothing.
 
-    `vectors[i]` belongs to `chunks[i]`. All chunks of a document are in one change set and replace its stored chunks.
+    `vectors[i]` belongs to `chunks[i]`; if `model` is given, the database embeds the chunks. All chunks of a document
+    are in one change set and replace its stored chunks.
     `metadata_only` replaces metadata and hash, and keeps text and vector. `deleted`: document ids. `checkpoint`, if
     given, replaces the collection's.
     """
 
     chunks: list[Chunk] = field(default_factory=list)
     vectors: Vectors | None = None
+    model: DatabaseModel | None = None
     metadata_only: list[Chunk] = field(default_factory=list)
     deleted: list[str] = field(default_factory=list)
     quarantined: list[QuarantinedRow] = field(default_factory=list)
@@ -387,12 +401,13 @@ class CollectionStatus:
 
 
 GenerationState = Literal["building", "active", "retired"]
+IN_DATABASE = "hana:"  # prefix of the configured names of models that HANA computes
 
 
 @dataclass(frozen=True, slots=True)
 class ModelSource:
     """The configured name of a model and the pins that load exactly this model again. A prompt of None is the model's
-    own."""
+    own. `remote_source`: as in DatabaseModel."""
 
     name: str
     revision: str | None = None
@@ -400,6 +415,14 @@ class ModelSource:
     precision: str = "auto"
     query_prompt: str | None = None
     document_prompt: str | None = None
+    remote_source: str | None = None
+
+    @property
+    def in_database(self) -> DatabaseModel | None:
+        """The model, if its name is hana:MODEL."""
+        if not self.name.startswith(IN_DATABASE):
+            return None
+        return DatabaseModel(self.name.removeprefix(IN_DATABASE), self.remote_source)
 
 
 @dataclass(frozen=True, slots=True)

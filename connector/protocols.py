@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from connector.model import (
     Column,
+    DatabaseModel,
     Key,
     KeyRange,
     Query,
@@ -117,6 +118,12 @@ class Embedder(Protocol):
     """Changes whenever vectors change: model, weights, pooling, precision family, prompts."""
     max_tokens: int
     """The longest text in tokens, without special tokens and prompts."""
+
+    @property
+    def database_model(self) -> DatabaseModel | None:
+        """The model, if the database of the store computes it: then texts are embedded there when they are written,
+        and no vector is fetched. None: the vectors come from here."""
+        ...
 
     def embed_documents(self, texts: Sequence[str]) -> Vectors:
         """Embed the texts. Raises TextsNotEmbeddable, which names the failing texts; the others are unaffected."""

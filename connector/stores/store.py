@@ -14,11 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from connector import failpoints
-from connector.errors import ConnectorError, GenerationRefused, LeaseLost, RowRejected
+from connector.errors import ConfigurationError, ConnectorError, GenerationRefused, LeaseLost, RowRejected
 from connector.model import (
     ChangeSet,
     Checkpoint,
     CollectionStatus,
+    DatabaseModel,
     Filter,
     Generation,
     Hit,
@@ -142,8 +143,13 @@ class VectorStore(ABC):
         """Yield our chunks (of these documents, None: all) in pages, unordered, without foreign rows."""
 
     @abstractmethod
-    def records(self, collection: str) -> Iterator[list[StoredRecord]]:
-        """Yield every record in pages, foreign rows included."""
+    def records(self, collection: str, *, vectors: bool = True) -> Iterator[list[StoredRecord]]:
+        """Yield every record in pages, foreign rows included. Without `vectors` a store may give only lengths."""
+
+    def likeness(self, collection: str, records: Sequence[int], model: DatabaseModel) -> dict[int, float]:
+        """Return the cosine of each record's vector with that of its text, embedded again by the database. Omits
+        records whose text has no vector. `records`: the store's own ids."""
+        raise NotImplementedError("`open` refuses models of a database in other stores")
 
     @abstractmethod
     def close(self) -> None: ...
@@ -188,7 +194,13 @@ class VectorStore(ABC):
     # ---------------------------------------------------------------------------------------------------- opening
 
     def open(self, collection: str, embedder: Embedder) -> Checkpoint:
-        """Create missing tables and rows; return the checkpoint. Raises ModelMismatch for vectors of another model."""
+        """Create missing tables and rows; return the checkpoint. Raises ModelMismatch for vectors of another model, and
+        ConfigurationError for a model that only another store computes."""
+        if embedder.database_model is not None and self.kind != "hana":
+            raise ConfigurationError(
+                f"the model {embedder.model} embeds in HANA, where the vectors must be too: set [store] kind = "
+                '"hana", or name another model'
+            )
         stamp = ModelStamp.of(embedder)
         self._forget()
         found = self._find(collection)
@@ -344,6 +356,8 @@ class VectorStore(ABC):
         def write(session: Session) -> None:
             self._check(session, lease)
             write_chunks(session)
+            if changes.model is not None:  # embedding may take longer than a lease lasts
+                self._check(session, lease)
             sql = f'DELETE FROM {tables.quarantine} WHERE "COLLECTION" = ? AND "SRC_KEY" = ?'
             session.execute_many(sql, released, doing="releasing from quarantine")
             sql = (

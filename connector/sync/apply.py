@@ -10,13 +10,15 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from connector import failpoints
-from connector.document.document import Renderer, vector_digests
+from connector.document.document import UNKNOWN_VECTOR, Renderer, vector_digests
 from connector.errors import Overloaded, RowRejected, RowsRejected
-from connector.model import ChangeSet, Chunk, Document, Lease, QuarantinedRow, Vectors
+from connector.model import ChangeSet, Chunk, DatabaseModel, Document, Lease, QuarantinedRow, Vectors
 from connector.sync.embedding import TextEmbedder
 from connector.sync.options import Ends, StageClock
 
 CHUNKS_PER_APPLY = 1000  # bounds one write transaction; at 384 dimensions about 1.5 MB of vectors
+# The same if the database embeds the texts within the transaction, which holds the lease's row all the time.
+EMBEDDED_PER_APPLY = 100
 GROW_AFTER = 8  # successful change sets after which a limit lowered by an overloaded store doubles
 _NAMED_ROUNDS = 3  # rounds that split by the rows that the store names; later rounds halve
 
@@ -36,12 +38,12 @@ _NO_REST = ChangeSet()
 
 @dataclass(slots=True)  # not frozen: there is one for each row, and a frozen one takes three times as long to make
 class Piece:
-    """One document's part of a transaction: chunks with their vectors, or `rest`, entries without chunks. `digest`: of
-    the row as read."""
+    """One document's part of a transaction: chunks with their vectors (None: the database embeds them), or `rest`,
+    entries without chunks. `digest`: of the row as read."""
 
     id: str
     chunks: Sequence[Chunk] = ()
-    vectors: Vectors = field(default_factory=lambda: np.empty((0, 0), np.float32))
+    vectors: Vectors | None = None
     digest: bytes | None = None
     rest: ChangeSet = field(default_factory=lambda: _NO_REST)
 
@@ -67,8 +69,9 @@ class DocumentWriter:
         self._renderer = renderer
         self._clock = clock
         self._afresh = afresh
+        self._model = ends.embedder.database_model
         # The largest number of chunks per change set; lowered while the store is overloaded.
-        self._limit = CHUNKS_PER_APPLY
+        self._limit = self._most = CHUNKS_PER_APPLY if self._model is None else EMBEDDED_PER_APPLY
         self._streak = 0
 
     def write(self, documents: Sequence[Document], extra: ChangeSet | None = None) -> Written:
@@ -94,7 +97,8 @@ class DocumentWriter:
         for document, chunks in zip(documents, chunked, strict=True):
             start, end = end, end + len(chunks)
             if all(sound[start:end]):
-                ready.append(Piece(document.id, hashed[start:end], vectors[start:end], document.row_digest))
+                of_piece = None if vectors is None else vectors[start:end]
+                ready.append(Piece(document.id, hashed[start:end], of_piece, document.row_digest))
             else:
                 reason = "the model gave no finite vector for its text"
                 refused.append(QuarantinedRow(document.id, "embed", reason, digest=document.row_digest))
@@ -146,7 +150,7 @@ class DocumentWriter:
             if len(whole) > count:
                 stack.append((whole[count:], rounds))
             try:
-                self._apply(_merged(part), weight)
+                self._apply(_merged(part, self._model), weight)
             except Overloaded:
                 if len(part) == 1:
                     raise
@@ -161,10 +165,12 @@ class DocumentWriter:
                     stack += [(some, rounds + 1) for some in reversed(parts)]
             else:
                 self._streak += 1
-                if self._limit < CHUNKS_PER_APPLY and self._streak >= GROW_AFTER:
-                    self._limit = min(CHUNKS_PER_APPLY, self._limit * 2)
+                if self._limit < self._most and self._streak >= GROW_AFTER:
+                    self._limit = min(self._most, self._limit * 2)
                     self._streak = 0
                 written.upserted += [piece.id for piece in part if piece.chunks]
+                if self._model is not None:
+                    self.embed.embedded += sum(len(piece.chunks) for piece in part)
 
     def _reject(self, piece: Piece, error: RowRejected, written: Written) -> None:
         """Quarantine a piece that was rejected in its own change set. Raises the error if the piece writes no data of
@@ -183,11 +189,13 @@ class DocumentWriter:
         written.quarantined += rows
 
 
-def with_vectors(chunks: Sequence[Chunk], vectors: Vectors) -> list[Chunk]:
-    """Return the chunks with the vector's digest appended to their hash, so that `verify` detects a changed vector."""
+def with_vectors(chunks: Sequence[Chunk], vectors: Vectors | None) -> list[Chunk]:
+    """Return the chunks with the vector's digest appended to their hash, so that `verify` detects a changed vector.
+    None: the database computes the vectors."""
+    digests = [UNKNOWN_VECTOR] * len(chunks) if vectors is None else vector_digests(vectors)
     return [
         Chunk(chunk.id, chunk.number, chunk.text, chunk.metadata, chunk.content_hash + digest)
-        for chunk, digest in zip(chunks, vector_digests(vectors), strict=True)
+        for chunk, digest in zip(chunks, digests, strict=True)
     ]
 
 
@@ -199,8 +207,9 @@ def entries(changes: ChangeSet) -> int:
     return len(changes.metadata_only) + len(changes.deleted) + len(changes.quarantined) + len(changes.released)
 
 
-def _merged(pieces: Sequence[Piece]) -> ChangeSet:
-    changes = ChangeSet()
+def _merged(pieces: Sequence[Piece], model: DatabaseModel | None) -> ChangeSet:
+    """Return one change set. `model`: of the database, if it embeds the chunks."""
+    changes = ChangeSet(model=model)
     for piece in pieces:
         if piece.chunks:
             changes.chunks += piece.chunks
@@ -208,7 +217,7 @@ def _merged(pieces: Sequence[Piece]) -> ChangeSet:
         else:
             for name in _REST:
                 getattr(changes, name).extend(getattr(piece.rest, name))
-    vectors = [piece.vectors for piece in pieces if piece.chunks]
+    vectors = [piece.vectors for piece in pieces if piece.vectors is not None]
     changes.vectors = np.concatenate(vectors) if vectors else None
     return changes
 

@@ -28,7 +28,8 @@ from connector.sync.stored_index import StoredIndex
 MAX_DEPTH = 100  # levels of a document's metadata
 KEY = ("id",)  # the key of a collection that clients write, for hits
 _Wanted = dict[str, tuple[int, Document]]  # by stored id: the place in the request, and the document
-_Ready = dict[str, tuple[list[str], Vectors]]  # by stored id: the pieces of the text and their vectors
+# By stored id: the pieces of the text and their vectors; None: the database embeds them.
+_Ready = dict[str, tuple[list[str], Vectors | None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +116,9 @@ class Documents:
                 checkpoint = self._store.open(name, self._embedder)
                 changes, replaced = self._prepare(wanted, put, ready)  # another writer may have changed rows
                 if replaced:
-                    changes.vectors = np.concatenate([ready[id_][1] for id_ in replaced])
+                    vectors = [found for id_ in replaced if (found := ready[id_][1]) is not None]
+                    changes.vectors = np.concatenate(vectors) if vectors else None
+                    changes.model = self._embedder.database_model
                     rendered = [chunk for id_ in replaced for chunk in chunks(wanted[id_][1], ready[id_][0])]
                     changes.chunks = with_vectors(rendered, changes.vectors)
                 put.unchanged = len(wanted) - put.upserted
@@ -124,6 +127,7 @@ class Documents:
                 try:
                     if changes:
                         self._store.apply(lease, changes)
+                        put.embedded_texts += 0 if changes.model is None else len(changes.chunks)
                 except RowsRejected as error:
                     position, reason = min(error.rows.items())
                     index = wanted[[*changes.chunks, *changes.metadata_only][position].id][0]
@@ -161,7 +165,7 @@ class Documents:
             if not all(sound[start:end]):
                 place = wanted[id_][0]
                 raise BadDocument(f"documents[{place}]: the model gave no finite vector for its text", index=place)
-            ready[id_] = some, vectors[start:end]
+            ready[id_] = some, None if vectors is None else vectors[start:end]
         return changes, replaced
 
 

@@ -16,7 +16,8 @@ from connector.sync.options import StageClock
 
 class TextEmbedder:
     """Embeds texts and caches their vectors for one run. Counts `embedded` and `reused` texts, and the `tokens` of the
-    embedded ones. Thread-safe; calls at the same time may embed the same text twice."""
+    embedded ones; the writer counts those that the database embeds. Thread-safe; calls at the same time may embed the
+    same text twice."""
 
     def __init__(self, embedder: Embedder, clock: StageClock) -> None:
         self._embedder = embedder
@@ -25,13 +26,16 @@ class TextEmbedder:
         self._lock = threading.Lock()  # of the cache and the counts
         self.embedded = self.reused = self.tokens = 0
 
-    def __call__(self, texts: Sequence[str]) -> tuple[Vectors, list[bool]]:
+    def __call__(self, texts: Sequence[str]) -> tuple[Vectors | None, list[bool]]:
         """Return the vectors of the texts, and for each text whether its vector is finite and of length 1. If not, the
-        engine gave no such vector, and the row has no meaning.
+        engine gave no such vector, and the row has no meaning. None: the database embeds the texts when they are
+        written, each of them.
 
         Raises infrastructure errors. Raises TextsNotEmbeddable if the engine gives no vector for any new text, nor for
         a plain word: then the engine is at fault.
         """
+        if self._embedder.database_model is not None:
+            return None, [True] * len(texts)
         keys = list(map(VectorCache.key, texts))
         fresh = dict(zip(keys, texts, strict=True))
         with self._lock:

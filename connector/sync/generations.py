@@ -115,7 +115,7 @@ def compare(store: VectorStore, collection: str, serving: Side, other: Side, tex
 def sample_texts(store: VectorStore, name: str, count: int) -> list[str]:
     """Return up to `count` different stored texts, chosen at random with a fixed seed."""
     texts: dict[str, None] = {}
-    for page in store.records(name) if count else ():
+    for page in store.records(name, vectors=False) if count else ():
         texts |= {record.text: None for record in page if record.id is not None and record.text}
         if len(texts) >= SAMPLED_FROM:
             break

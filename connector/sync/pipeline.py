@@ -248,7 +248,8 @@ class Pipeline:
             self._prepared.wait_for(number)  # results and errors in the order of `put`
         size = _OVERHEAD_BYTES * entries(work.extra)
         for piece in prepared[0]:
-            size += piece.vectors.nbytes + sum([_OVERHEAD_BYTES + getsizeof(chunk.text) for chunk in piece.chunks])
+            size += 0 if piece.vectors is None else piece.vectors.nbytes
+            size += sum([_OVERHEAD_BYTES + getsizeof(chunk.text) for chunk in piece.chunks])
         self._prepared.put((work, prepared), size)
 
     def _apply(self) -> None:

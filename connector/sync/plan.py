@@ -48,7 +48,8 @@ class Plan(Report):
     `changed` includes `metadata_only` (nothing to embed). `tokens`: of distinct chunks to embed. Rows to embed:
     `duplicates` repeat the text of an earlier row, `chunked` have several chunks, `truncated` have a chunk too long for
     the model.
-    `paused`: why a sync would pause. `languages`: how many of the `sampled` rows are in which language (ISO 639-1), by
+    `calls`: chunks that HANA's model embeds, one call each; None: an engine embeds them. `paused`: why a sync would
+    pause. `languages`: how many of the `sampled` rows are in which language (ISO 639-1), by
     their text and SAP's language key. `model`: the proposed one if the configured one does not know them. `method`: how
     a sync would find changes now; `reason`: why it would compare everything although another method is configured.
     `seconds`: time spent reading.
@@ -70,6 +71,7 @@ class Plan(Report):
     truncated: int = 0
     chunked: int = 0
     duplicates: int = 0
+    calls: int | None = None
     estimated_seconds: float | None = None
     tokens_per_second: float | None = None
     seconds: float = 0.0
@@ -161,7 +163,13 @@ class _Pass:
             rows = np.concatenate(self._rows)
             plan.duplicates = len(rows) - len(np.unique(rows))
         plan.seconds = round(time.perf_counter() - start, 3)
-        if self._options.measure_seconds is not None:
+        if self._embedder.database_model is not None:
+            plan.calls = sum(map(len, self._chunks))
+            plan.notes.append(
+                f"{self._embedder.model} would embed {plan.calls:,} texts, one call of VECTOR_EMBEDDING each, equal "
+                "texts each time; tokens are estimated, and time is not measured, because calls may be charged"
+            )
+        elif self._options.measure_seconds is not None:
             self._estimate(self._options.measure_seconds)
         return plan
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from connector.document.document import Renderer, metadata_json, quarantine_id, vector_digest
+from connector.document.document import UNKNOWN_VECTOR, Renderer, metadata_json, quarantine_id, vector_digest
 from connector.errors import RowRejected, TextsNotEmbeddable
 from connector.model import ChangeSet, Chunk, CollectionSpec, Document, Lease, Row, StoredRecord
 from connector.sync.apply import DocumentWriter
@@ -125,16 +125,17 @@ class _Audit:
         report, store = self._report, self._ends.store
         status, query = store.status(report.collection), self._renderer.query
         model = None if status is None else status.model
-        sample: Reservoir[tuple[_Record, str, np.ndarray]] = Reservoir(SAMPLE)
-        for page in store.records(report.collection):
+        sample: Reservoir[tuple[_Record, StoredRecord]] = Reservoir(SAMPLE)
+        fetched = self._ends.embedder.database_model is None
+        for page in store.records(report.collection, vectors=fetched):
             for stored in page:
                 if stored.id is None:
                     report.foreign += 1
                     continue
                 record = _judged(stored, model)
                 self._stored.setdefault(id_digest(stored.id), []).append(record)
-                if stored.text and stored.vector is not None and not record.bad:
-                    sample.add((record, stored.text, stored.vector))
+                if stored.text and not record.bad:
+                    sample.add((record, stored))
             if self._watch.stop():
                 report.stopped = True
                 return report
@@ -156,22 +157,28 @@ class _Audit:
             self._delete_orphans(self._lease)
         return report
 
-    def _embed_again(self, sample: Sequence[tuple[_Record, str, np.ndarray]]) -> None:
+    def _embed_again(self, sample: Sequence[tuple[_Record, StoredRecord]]) -> None:
         """Compare the vectors of sampled texts with those that the model gives now."""
         if not sample:
             return
+        if (model := self._ends.embedder.database_model) is not None:
+            ids = [stored.record for _, stored in sample]
+            cosines = self._ends.store.likeness(self._report.collection, ids, model)
+            for record, stored in sample:
+                record.unlike_model = cosines.get(stored.record, 0.0) < COSINE_FLOOR
+            return
         embed = self._ends.embedder.embed_documents
         try:
-            again = embed([text for _, text, _ in sample])
+            again = embed([stored.text or "" for _, stored in sample])
         except TextsNotEmbeddable as error:
             for index in error.indices:
                 sample[index][0].unlike_model = True
             sample = [taken for taken in sample if not taken[0].unlike_model]
             if not sample:
                 return
-            again = embed([text for _, text, _ in sample])
-        for (record, _, vector), fresh in zip(sample, again, strict=True):
-            record.unlike_model = float(fresh @ vector) < COSINE_FLOOR
+            again = embed([stored.text or "" for _, stored in sample])
+        for (record, stored), fresh in zip(sample, again, strict=True):
+            record.unlike_model = float(fresh @ stored.vector) < COSINE_FLOOR
 
     def _page(self, rows: Sequence[Row]) -> None:
         documents: dict[str, Document] = {}
@@ -223,16 +230,18 @@ class _Audit:
 
 def _judged(stored: StoredRecord, model: str | None) -> _Record:
     """Return the record. Its vector is bad unless it has the right dimension, is finite, of length 1, and matches its
-    digest."""
-    hashed, vector = stored.content_hash or b"", stored.vector
+    digest. A vector that was not read has the dimension of its column, and no digest."""
+    hashed, vector, length = stored.content_hash or b"", stored.vector, stored.length
     comparable = stored.model == model and len(hashed) == 32
+    digest = UNKNOWN_VECTOR
+    if vector is not None:
+        digest = vector_digest(vector)
+        length = float(np.linalg.norm(vector.astype(np.float64)))  # 1e37 squared exceeds float32
+    sound = length is not None and abs(length - 1.0) <= NORM_TOLERANCE  # `<=` is false for NaN
     return _Record(
         number=-1 if stored.number is None else stored.number,
         content=_content(hashed, stored.text or "", stored.metadata or {}) if comparable else b"",
-        bad=vector is None
-        or not np.isfinite(vector).all()
-        or abs(float(np.linalg.norm(vector.astype(np.float64))) - 1.0) > NORM_TOLERANCE  # 1e37 squared exceeds float32
-        or (len(hashed) == 32 and hashed[24:] != vector_digest(vector)),
+        bad=not sound or (len(hashed) == 32 and hashed[24:] != digest),
     )
 
 

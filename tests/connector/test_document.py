@@ -204,6 +204,7 @@ class CountingEmbedder:
     model = "words"
     fingerprint = "words-1"
     max_tokens = 10
+    database_model = None
 
     def __init__(self) -> None:
         self.counted: list[list[str]] = []

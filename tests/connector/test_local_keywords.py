@@ -28,6 +28,7 @@ QUERY = np.eye(4, dtype=np.float32)[0]
 
 class Model:
     model, fingerprint, dimension, max_tokens = "model", "fingerprint", 4, 10
+    database_model = None
 
 
 @pytest.fixture

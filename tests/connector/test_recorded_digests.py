@@ -179,6 +179,7 @@ RECORDED = {
 
 class NoModel:
     dimension, model, fingerprint, max_tokens = 8, "none", "none", 100
+    database_model = None
 
     def count_tokens(self, texts):
         return [1] * len(texts)

@@ -31,6 +31,7 @@ PAIRS = st.tuples(VALUES, VALUES)
 
 class NoModel:
     dimension, model, fingerprint, max_tokens = 8, "none", "none", 100
+    database_model = None
 
 
 def table(**column):

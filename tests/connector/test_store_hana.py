@@ -40,6 +40,7 @@ class Model:
     fingerprint = "fingerprint-a"
     dimension = DIMENSION
     max_tokens = 10
+    database_model = None
 
 
 class Wide(Model):

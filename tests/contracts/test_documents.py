@@ -52,7 +52,7 @@ class Counting:
         self.model, self.fingerprint = embedder.model, embedder.fingerprint
         self.dimension, self.max_tokens = embedder.dimension, embedder.max_tokens
         self.count_tokens, self.split = embedder.count_tokens, embedder.split
-        self.embed_query = embedder.embed_query
+        self.embed_query, self.database_model = embedder.embed_query, embedder.database_model
         self.embedded: list[str] = []
 
     def embed_documents(self, texts: Sequence[str]) -> Vectors:

@@ -35,6 +35,7 @@ QUERIES = [*SECRETS, "pump", "pump seal", "M-4711/2", "100195 hose", "of and val
 
 class Model:
     model, fingerprint, dimension, max_tokens = "model", "fingerprint", DIMENSION, 10
+    database_model = None
 
 
 @dataclass(frozen=True)

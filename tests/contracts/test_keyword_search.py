@@ -29,6 +29,7 @@ class Model:
     """Stores ask an embedder for its stamp only."""
 
     model, fingerprint, dimension, max_tokens = "model", "fingerprint", DIMENSION, 10
+    database_model = None
 
 
 LIVE = os.environ.get("HANA_TEST_DSN", "")

@@ -32,6 +32,7 @@ WITHIN = {"M": {"$in": ["A"]}}
 
 class Model:
     model, fingerprint, dimension, max_tokens = "model-a", "fingerprint-a", DIMENSION, 10
+    database_model = None
 
 
 def id_of(number: int) -> str:

@@ -31,6 +31,7 @@ from connector.model import (
     Checkpoint,
     CollectionSpec,
     Column,
+    DatabaseModel,
     ModelSource,
     Order,
     Place,
@@ -44,6 +45,7 @@ from connector.stores.hana.store import HanaStore
 from connector.stores.state import LeaseTimes
 from connector.sync.run import Ends, SyncOptions, sync
 from connector.sync.verify import verify
+from tests.native import NEB, embedder_of
 
 LIST = Path(__file__).resolve().parents[2] / "docs" / "hana-sql.md"
 FILTERS = [
@@ -160,6 +162,7 @@ def exercise(pool: HanaPool, hana, schema: str, embedder: EngineEmbedder) -> Non
     ways_to_find_changes(pool, hana, schema, embedder)
     changed_settings(pool, schema)
     generations(pool, hana, schema)
+    hanas_own_models(pool, schema)
     views_and_wrong_names(pool, hana, schema)
     discovered(pool, hana, schema)
 
@@ -334,6 +337,18 @@ def generations(pool: HanaPool, hana: Any, schema: str) -> None:
         store.generations.switch("beside", 1)
     store.generations.record("beside", 1, Recipe(spec, ModelSource("hash:64")))
     store.generations.drop("beside", 2)
+
+
+def hanas_own_models(pool: HanaPool, schema: str) -> None:
+    """A model of HANA, and one behind a remote source."""
+    for name, model in (("native", NEB), ("remote", DatabaseModel("text-embedding-3-small", "AI_CORE"))):
+        spec = CollectionSpec(name, TableRef(schema, "SRC"), "{TXT}")
+        with closing(embedder_of(pool, model)) as embedder:
+            ends = Ends(HanaSource(pool), HanaStore(pool, schema), embedder)
+            sync(spec, ends, SyncOptions(max_deletes=1.0))
+            assert verify(spec, ends).ok
+            embedder.embed_query("text 3")
+            embedder.embed_documents(["text 3"])
 
 
 def views_and_wrong_names(pool: HanaPool, hana: Any, schema: str) -> None:

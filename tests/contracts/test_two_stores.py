@@ -28,6 +28,7 @@ class Model:
     """Stores ask an embedder for its stamp only."""
 
     model, fingerprint, dimension, max_tokens = "model", "fingerprint", DIMENSION, 10
+    database_model = None
 
 
 @pytest.fixture(scope="module")

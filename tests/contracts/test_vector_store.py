@@ -56,6 +56,7 @@ class Model:
     fingerprint: str = "fingerprint-a"
     dimension: int = DIMENSION
     max_tokens: int = 10
+    database_model: None = None
     texts: list[str] = field(default_factory=list)
 
 

@@ -46,6 +46,7 @@ class Model:
     fingerprint = "fingerprint-a"
     dimension = DIMENSION
     max_tokens = 10
+    database_model = None
 
 
 @pytest.fixture(params=["local", "hana"], scope="module")

@@ -81,6 +81,7 @@ class Embedder:
     """Takes virtual time. Refuses texts with POISON."""
 
     dimension, model, fingerprint, max_tokens = DIMENSION, "simulated", "simulated", 1000
+    database_model = None
 
     def __init__(self, sim: Scheduler) -> None:
         self._sim = sim

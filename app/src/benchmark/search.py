@@ -97,7 +97,11 @@ def filled(folder: Path, vectors: Vectors, chunk: Callable[[int], Chunk] | None 
     """Return a local store with these vectors; `chunk` returns the nth row's chunk."""
     store = LocalStore(folder)
     model: Any = SimpleNamespace(
-        model="vectors of a benchmark", fingerprint="benchmark", max_tokens=1, dimension=vectors.shape[1]
+        model="vectors of a benchmark",
+        fingerprint="benchmark",
+        max_tokens=1,
+        dimension=vectors.shape[1],
+        database_model=None,
     )
     chunk = chunk or (lambda number: Chunk(f"[{number}]", 0, f"row {number}", {"TENANT": number % 100}, bytes(32)))
     store.open(COLLECTION, model)

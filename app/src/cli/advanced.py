@@ -131,6 +131,13 @@ benchmark_app = subcommands("benchmark", "Measure this machine and model against
 _FIGURE_COLUMNS = ("figure", "median", "unit", "rounds", "disturbed")
 _BESIDE = ("name", "median", "unit", "rounds", "disturbed", "target", "verdict")
 
+
+def _check_model(model: str) -> None:
+    from app.src.service.wiring import check_computed_here
+
+    check_computed_here(model, "measure")
+
+
 Against = Annotated[list[str] | None, typer.Option(help="Another engine, or a worker's file; repeatable.")]
 Rounds = Annotated[int, typer.Option(min=1, max=1000, help="More rounds give steadier figures and take longer.")]
 Peers = Annotated[Path | None, typer.Option(help="Folder of the peers; default: .owl-sap/peers")]
@@ -155,6 +162,7 @@ def benchmark_embed(
         raise UsageFault("--profile runs no other engine: leave out --against")
     chosen, folder = against or ["sentence-transformers"], peers or DEFAULT_FOLDER
     embedding = read_settings().settings.embedding
+    _check_model(embedding.model)
     with opened(read_settings({("embedding", "threads"): embedding.threads or processors()})) as service:
         output.say(f"loading {embedding.model}")
         engine, embedding = service.parts.engine, service.settings.embedding
@@ -199,6 +207,7 @@ def benchmark_sync(
     """Compare a first sync with embedding alone. Reads generated rows from the emulator into a local store."""
     from app.src.benchmark import sync as benchmark
 
+    _check_model(read_settings().settings.embedding.model)
     with opened() as service:
         output.say(f"loading {service.settings.embedding.model}")
         report = benchmark.measure(service.parts.embedder, service.settings.sync, rounds, rows, output.say)
@@ -219,7 +228,9 @@ def benchmark_serve(
     """Put the REST service under load. Measures requests per second and latency with one client and with eight."""
     from app.src.benchmark import serve as benchmark
 
-    read_settings()
+    settings = read_settings().settings
+    if url is None:
+        _check_model(settings.embedding.model)
     report = benchmark.measure(
         Invocation.config, output.say, url=url, against=against, model=model, rounds=rounds, seconds=seconds
     )

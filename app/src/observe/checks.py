@@ -152,6 +152,8 @@ class Checks:
             raise DeviceFailed(failed)
 
         engine = (embedder or self._parts.embedder).engine
+        if engine.path == "hana" and patience is not None:
+            return  # each probe would be a call of HANA's model; the check of the store shows whether HANA answers
         if engine.stalled() > STALLED_SECONDS:  # of several devices, another one might answer
             raise EngineError(_STALLED.format(engine.stalled()))
         try:
@@ -197,18 +199,26 @@ class Checks:
         yield "python", lambda: f"Python {'.'.join(str(part) for part in sys.version_info[:3])}", (), ""
         for name, probe in (("torch", gpu.torch), ("gpu", gpu.gpu), ("kernels", gpu.kernels)):
             yield name, partial(probe, embedding), (), ""
-        yield "model", self.probe_model, ("torch",), "check [embedding] model"
-        yield "settings", self.probe_choices, ("model",), ""
+        in_hana = any(settings.embedding_of(each.name).in_hana for each in settings.collections) or embedding.in_hana
+        store_login = "store hana login" if store.hana is not None else "hana login"
+        needs = ("torch", store_login) if in_hana else ("torch",)
+        model: list[Step] = [
+            ("model", self.probe_model, needs, "check [embedding] model"),
+            ("settings", self.probe_choices, ("model",), ""),
+        ]
+        if not in_hana:
+            yield from model
         if settings.hana.configured or settings.synced or store.kind == "hana":
             yield from self._hana_steps("hana", settings.hana, "HANA")
         if store.kind == "hana" and store.hana is not None:
             yield from self._hana_steps("store hana", store.hana, "HANA_STORE")
+        if in_hana:
+            yield from model
         for each in settings.synced:
             probe = partial(self.probe_table, each)
             yield f"table of {each.name}", probe, ("hana login", "model"), f"correct [[collections]] {each.name}"
         if store.kind == "hana":
-            login = "store hana login" if store.hana is not None else "hana login"
-            yield "vector types", self.probe_vector_types, (login,), 'use [store] kind = "local" on this HANA'
+            yield "vector types", self.probe_vector_types, (store_login,), 'use [store] kind = "local" on this HANA'
             yield "store writable", self.probe_store, ("vector types",), ""
         else:
             yield "store writable", self.probe_store, (), "check [store] path and its rights"
@@ -398,7 +408,7 @@ def choices(engine: Engine) -> list[Setting]:
     from app.src.core.device import Setting, settings_of
 
     path = Setting("path", engine.path, engine.path_reason)
-    if engine.path == "hashing":  # hashing computes no products, so it has no other choices
+    if engine.path in ("hashing", "hana"):  # no products are computed here, so there are no other choices
         return [Setting("precision", engine.precision, engine.precision_reason), path]
     return [path, *settings_of(engine.profile, chosen=(engine.precision, engine.precision_reason))]
 

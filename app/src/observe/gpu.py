@@ -31,7 +31,7 @@ def torch(embedding: EmbeddingSettings, found: GpuSnapshot | None = None) -> str
     """Check that torch is installed and the driver supports its CUDA build. Does not import torch."""
     build = torch_build()
     if build is None:
-        if embedding.hashing:
+        if embedding.hashing or embedding.in_hana:
             return f"not installed; {embedding.model} needs none"
         raise Fault("torch is not installed", install_command("engine"))
     version, cuda = build
@@ -70,7 +70,7 @@ def gpu(embedding: EmbeddingSettings, found: GpuSnapshot | None = None) -> str:
         warning = "; THROTTLED: heat or the power supply slows it down" if device.throttled_abnormally else ""
         cards.append(device.name + (f" ({told})" if told else "") + warning)
     described, build = f"{'; '.join(cards)}; driver {found.driver_version}", torch_build()
-    if build is None or build[1] is not None or embedding.hashing:
+    if build is None or build[1] is not None or embedding.hashing or embedding.in_hana:
         return described
     if not wanted:
         return f"{described}; not used, torch is a build for the CPU"
@@ -87,7 +87,7 @@ def kernels(embedding: EmbeddingSettings, found: GpuSnapshot | None = None) -> s
     """Check in the list of published wheels that the installed torch has kernels for the card; asking torch would take
     seconds."""
     if embedding.on_cpu:
-        return "the CPU computes" if not embedding.hashing else f"{embedding.model} needs no GPU"
+        return f"{embedding.model} needs no GPU" if embedding.hashing or embedding.in_hana else "the CPU computes"
     found, build = found or snapshot_within(_DRIVER_SECONDS), torch_build()
     if not found.devices or build is None:
         return "no GPU found" if not found.devices else "torch is not installed"
@@ -132,6 +132,8 @@ def why_no_gpu(embedding: EmbeddingSettings) -> Fault | None:
     """Return why settings, driver or packages force the CPU, or None."""
     if embedding.hashing:
         return Fault(f"the model {embedding.model} runs on CPUs only", "choose another model, or USE_GPU=false")
+    if embedding.in_hana:
+        return Fault(f"the model {embedding.model} runs in HANA", "choose another model, or USE_GPU=false")
     if embedding.on_cpu:
         return Fault('[embedding] device is "cpu"', 'device = "auto", or USE_GPU=false')
     found = snapshot_within(_DRIVER_SECONDS)

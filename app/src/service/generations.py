@@ -24,6 +24,7 @@ from connector.sync.generations import (
     sample_texts,
 )
 
+_IDENTITY = ("name", "revision", "remote_source")  # of a model's source
 QUERIES = 50  # stored texts that a comparison searches for by default
 
 
@@ -119,7 +120,7 @@ class Generations:
         same calibration."""
         configured, recipe, reasons = self._parts.configured(name), generation.recipe, []
         recorded = ModelSource(re.sub("@[0-9a-f]{8}$", "", generation.model)) if recipe is None else recipe.model
-        ours = (recorded.name, recorded.revision) == (configured.name, configured.revision)
+        ours = all(getattr(recorded, name) == getattr(configured, name) for name in _IDENTITY)
         sources = [configured] if ours else [recorded, configured]
         family = recorded.precision if recorded.precision.startswith("int8-") else "float"
         if ours and _prompts(recorded) != _prompts(configured):  # the settings changed

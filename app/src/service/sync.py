@@ -214,6 +214,8 @@ class Sync:
         parts = self._parts
         if not (parts.scaled and parts.settings.scale.ranges and parts.store_in_hana):
             return None
+        if maker.embedder.database_model is not None:  # of an older generation: HANA embeds, no worker has the model
+            return None
         from app.src.service.ranges import RangeWorkers
 
         return RangeWorkers(maker.embedder.engine.members, self._collections.file)

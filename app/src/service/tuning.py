@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from app.src.service.collections import Collections
-from app.src.service.wiring import Parts
+from app.src.service.wiring import Parts, check_computed_here
 from connector.errors import ConfigurationError
 from connector.extras import install_command
 
@@ -34,6 +34,7 @@ class Tuning:
 
         spec, parts = self._collections.spec_of_table(name), self._parts
         embedding = parts.settings.embedding_of(name)
+        check_computed_here(embedding.model, "calibrate")
         found = sample_texts(spec, parts.source, parts.embedder_for(name), int(texts * HELD_BACK_TOO))
         try:
             from app.src.core.backends.torch.backend import EngineOptions
@@ -87,6 +88,7 @@ class Tuning:
 
         spec, parts = self._collections.spec_of_table(name), self._parts
         settings = parts.settings
+        check_computed_here(parts.configured(name).name, "train")
         training = Finetuning(
             spec,
             parts.configured(name),

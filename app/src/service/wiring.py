@@ -24,7 +24,7 @@ from app.src.settings import CollectionSettings, EmbeddingSettings, Settings
 from connector.document.document import metadata_names
 from connector.errors import ConfigurationError, ConnectorError, TextsNotEmbeddable, UnknownTable
 from connector.extras import install_command
-from connector.model import ModelSource, VectorCache, Vectors
+from connector.model import IN_DATABASE, ModelSource, VectorCache, Vectors
 from connector.protocols import Source
 from connector.stores.store import VectorStore
 
@@ -80,13 +80,14 @@ class EngineEmbedder:
         engine.configure_queue(max_wait=max_wait, watcher=_QueueMetrics())
         # Pinned by the SHA-256 of the weights, and for int8 of the calibration, so that exactly this model can be
         # loaded again.
-        source = replace(source or ModelSource(engine.model), weights_sha256=engine.weights_sha256)
+        source = replace(source or ModelSource(engine.model), weights_sha256=engine.weights_sha256 or None)
         family = FAMILY.search(engine.fingerprint)
         self.source = replace(source, precision=family[0]) if family and engine.precision == "int8" else source
         self.dimension = engine.dimension
         self.model = engine.model
         self.fingerprint = engine.fingerprint
         self.max_tokens = engine.max_tokens
+        self.database_model = source.in_database
         self.count_tokens, self.split = engine.count_tokens, engine.split
         self._queries = VectorCache(cache_bytes)  # of query texts; the texts themselves are not kept
         self._queries_lock = threading.Lock()
@@ -205,8 +206,14 @@ class EnginesScan:
 
 
 def model_source(wanted: EmbeddingSettings) -> ModelSource:
-    same = ("revision", "weights_sha256", "precision", "query_prompt", "document_prompt")
+    same = ("revision", "weights_sha256", "precision", "query_prompt", "document_prompt", "remote_source")
     return ModelSource(wanted.model, **{name: getattr(wanted, name) for name in same})
+
+
+def check_computed_here(model: str, doing: str) -> None:
+    """Raise ConfigurationError for a model that HANA computes."""
+    if model.startswith(IN_DATABASE):
+        raise ConfigurationError(f'HANA computes "{model}", so there is nothing to {doing} here: set another model')
 
 
 class Parts:
@@ -433,14 +440,21 @@ class Parts:
         return GraphOptions(cache=self.graphs_folder, **self.settings.tensorrt.model_dump())
 
     def load(self, model: ModelSource | None = None) -> Engine:
-        """Load a model (None: the configured one) on the configured device; the caller closes it."""
+        """Load a model (None: the configured one) on the configured device, or in the HANA of the store; the caller
+        closes it."""
+        model = model or self.configured()
+        if (in_database := model.in_database) is not None:
+            from app.src.service.hana_engine import HanaEngine
+            from connector.hana.embedding import HanaModel
+
+            return HanaEngine(HanaModel(self.store_pool, in_database))
         from app.src.core.backends.hashing import PREFIX as HASHING
         from app.src.core.loading import EngineOptions, load_engine
 
         load: Callable[[EngineOptions, GraphOptions | None], Engine] = (
             self.cluster.engine if self.scaled else load_engine
         )
-        wanted, model = self.settings.embedding, model or self.configured()
+        wanted = self.settings.embedding
         same = (
             "cache",
             "device",

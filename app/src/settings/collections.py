@@ -130,6 +130,7 @@ class CollectionSettings(Section):
     model: str | None = setting(None, "its own model; default: [embedding] model", min_length=1)
     query_prompt: str | None = setting(None, "as in [embedding]; default: that of the model or of [embedding]")
     document_prompt: str | None = setting(None, "as in [embedding]; default: that of the model or of [embedding]")
+    remote_source: str | None = setting(None, "as in [embedding], for its own model", min_length=1)
     changes: ChangesSettings = setting(ChangesSettings(), "how changes are found")
     chunk: ChunkSettings = setting(ChunkSettings(), "how long texts are split")
     schedule: ScheduleSettings | None = setting(None, "when `serve` or `worker` syncs automatically")

@@ -14,8 +14,10 @@ from pydantic import AfterValidator, BeforeValidator, Field, IPvAnyNetwork, Secr
 
 from app.src.settings.collections import CollectionSettings
 from app.src.settings.section import Columns, Duration, Joined, Section, Split, setting
+from connector.model import IN_DATABASE
 
 DEFAULT_MODEL = "all-MiniLM-L6-v2"
+_OF_FOLDERS = ("revision", "weights_sha256", "query_prompt", "document_prompt")  # settings of models with files
 Precision = Literal["auto", "fp32", "tf32", "fp16", "bf16", "int8"]
 Networks = Annotated[tuple[IPvAnyNetwork, ...], Split]
 
@@ -71,7 +73,10 @@ class StoreSettings(Section):
 class EmbeddingSettings(Section):
     """The model, and its use of the machine."""
 
-    model: str = setting(DEFAULT_MODEL, 'packaged name, folder, cached hub id, or "hash:384" for tests')
+    model: str = setting(
+        DEFAULT_MODEL, 'packaged name, folder, cached hub id, "hana:MODEL" (HANA embeds), or "hash:384" for tests'
+    )
+    remote_source: str | None = setting(None, "of hana:MODEL: HANA's remote source to SAP AI Core", min_length=1)
     cache: Path | None = setting(None, "folder of converted packaged models; default: ~/.cache/owl-sap/models")
     revision: str | None = setting(None, "pinned revision of a hub model")
     weights_sha256: str | None = Field(default=None, pattern=r"^[0-9a-fA-F]{64}$")
@@ -96,12 +101,17 @@ class EmbeddingSettings(Section):
 
     @property
     def on_cpu(self) -> bool:
-        """Whether the CPU computes whatever cards there are."""
-        return self.hashing or self.device.startswith("cpu")
+        """Whether the CPU, or HANA, computes whatever cards there are."""
+        return self.hashing or self.in_hana or self.device.startswith("cpu")
 
     @property
     def on_named_card(self) -> bool:
         return self.device == "all" or self.device.startswith("cuda")
+
+    @property
+    def in_hana(self) -> bool:
+        """Whether HANA computes the model, so that torch is not needed."""
+        return self.model.startswith(IN_DATABASE)
 
     @property
     def hashing(self) -> bool:
@@ -400,6 +410,33 @@ class Settings(Section):
             )
         return self
 
+    @model_validator(mode="after")
+    def _models_in_hana(self) -> Settings:
+        """Check the models hana:MODEL: where the vectors are, and settings that belong to other models only."""
+        named = {"[embedding]": self.embedding}
+        named |= {f"[[collections]] {each.name}": self.embedding_of(each.name) for each in self.collections}
+        for place, wanted in named.items():
+            if not wanted.in_hana:
+                if wanted.remote_source is not None:
+                    raise ValueError(
+                        f'{place}: remote_source belongs to a model "{IN_DATABASE}MODEL", not {wanted.model!r}'
+                    )
+                continue
+            given = [name for name in _OF_FOLDERS if getattr(wanted, name) is not None]
+            if given:
+                raise ValueError(f"{place}: {', '.join(given)} cannot be set for {wanted.model!r}, which HANA computes")
+            if self.store.kind != "hana":
+                raise ValueError(
+                    f"{place}: {wanted.model!r} embeds in HANA, where the vectors must be too: set "
+                    'store.kind = "hana", or name another model'
+                )
+            if self.scale.engine == "ray":
+                raise ValueError(
+                    f"{place}: {wanted.model!r} embeds in HANA, so a Ray cluster has nothing to do: set "
+                    'scale.engine = "off"'
+                )
+        return self
+
     @property
     def synced(self) -> tuple[CollectionSettings, ...]:
         """The collections with a source table."""
@@ -413,10 +450,9 @@ class Settings(Section):
             return self.embedding
         changed: dict[str, str | None] = {}
         if own.model is not None and own.model != self.embedding.model:
-            of_its_own = ("revision", "weights_sha256", "query_prompt", "document_prompt")
-            changed = {"model": own.model} | dict.fromkeys(of_its_own)
-        prompts = {"query_prompt": own.query_prompt, "document_prompt": own.document_prompt}
-        changed |= {name: prompt for name, prompt in prompts.items() if prompt is not None}
+            changed = {"model": own.model} | dict.fromkeys((*_OF_FOLDERS, "remote_source"))
+        own_ones = {name: getattr(own, name) for name in ("query_prompt", "document_prompt", "remote_source")}
+        changed |= {name: value for name, value in own_ones.items() if value is not None}
         return self.embedding.model_copy(update=changed) if changed else self.embedding
 
     def state_folder(self, file: Path | None) -> Path:

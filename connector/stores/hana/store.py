@@ -21,13 +21,17 @@ from connector.errors import (
     GenerationChanged,
     PermissionRefused,
     RowRejected,
+    RowsRejected,
     StatementFailed,
     UnknownTable,
 )
 from connector.hana import catalog
 from connector.hana.connection import HanaFeatures, HanaPool, Rows, quote
+from connector.hana.embedding import embedding, parameters, probe
 from connector.model import (
     ChangeSet,
+    Chunk,
+    DatabaseModel,
     Filter,
     Hit,
     IndexUse,
@@ -286,11 +290,15 @@ class HanaStore(VectorStore):
 
     def _writer(self, found: Collection, changes: ChangeSet) -> Callable[[Session], None]:
         """Prepare the parameters of all rows once; every attempt of the transaction uses them."""
-        table, chunks = self._table(found.table).sql, changes.chunks
-        vectors = records.fvecs(records.checked_vectors(changes, found.stamp.dimension))
-        metadata = records.checked_metadata(changes)
+        table, chunks, model = self._table(found.table).sql, changes.chunks, changes.model
+        metadata, value = records.checked_metadata(changes), "?"
+        vectors: Sequence[tuple[Any, ...]]
+        if model is None:
+            vectors = [(each,) for each in records.fvecs(records.checked_vectors(changes, found.stamp.dimension))]
+        else:
+            value, vectors = embedding(model), [(chunk.text, *parameters(model)) for chunk in chunks]
         rows = [
-            (chunk.text, text, vector, chunk.id, chunk.number, chunk.content_hash, found.stamp.id)
+            (chunk.text, text, *vector, chunk.id, chunk.number, chunk.content_hash, found.stamp.id)
             for chunk, text, vector in zip(chunks, metadata, vectors, strict=False)
         ]
         described = [
@@ -307,9 +315,12 @@ class HanaStore(VectorStore):
             failpoints.reach("mid_upsert")
             sql = (
                 f'INSERT INTO {table} ("VEC_TEXT", "VEC_META", "VEC_VECTOR", "SRC_KEY", "CHUNK_NO", "CONTENT_HASH", '
-                '"MODEL_ID", "SYNCED_AT") VALUES (?, ?, ?, ?, ?, ?, ?, CURRENT_UTCTIMESTAMP)'
+                f'"MODEL_ID", "SYNCED_AT") VALUES (?, ?, {value}, ?, ?, ?, ?, CURRENT_UTCTIMESTAMP)'
             )
-            session.execute_many(sql, rows, doing="writing vectors")
+            if model is None:
+                session.execute_many(sql, rows, doing="writing vectors")
+            elif rows:
+                _embed_into(session, table, sql, rows, changes.chunks, model)
             sql = (
                 f'UPDATE {table} SET "VEC_META" = ?, "CONTENT_HASH" = ?, "SYNCED_AT" = CURRENT_UTCTIMESTAMP '
                 'WHERE "SRC_KEY" = ? AND "CHUNK_NO" = ?'
@@ -317,6 +328,30 @@ class HanaStore(VectorStore):
             session.execute_many(sql, described, doing="replacing metadata")
 
         return write
+
+    def likeness(self, collection: str, records: Sequence[int], model: DatabaseModel) -> dict[int, float]:
+        table, again = self._table(self._fresh(collection).table), embedding(model, '"VEC_TEXT"')
+
+        def asked(ids: Sequence[int]) -> dict[int, float]:
+            found: dict[int, float] = {}
+            for some in portions(ids):
+                sql = (
+                    f'SELECT "ID", COSINE_SIMILARITY("VEC_VECTOR", {again}) FROM {table.sql} '
+                    f'WHERE "ID" IN ({", ".join("?" * len(some))})'
+                )
+                rows = self._pool.read(sql, (*parameters(model), *some), doing="embedding stored texts again")
+                found |= {id_: cosine for id_, cosine in rows if cosine is not None}
+            return found
+
+        try:
+            return asked(records)
+        except (RowRejected, StatementFailed):
+            self._pool.read(*probe(model), doing="embedding a plain word in HANA")
+        alone: dict[int, float] = {}
+        for id_ in records:
+            with suppress(RowRejected, StatementFailed):
+                alone |= asked([id_])
+        return alone
 
     def optimise(self, collection: str) -> None:
         """Create the HNSW index if the table is large enough and has none. HANA keeps it current."""
@@ -344,9 +379,10 @@ class HanaStore(VectorStore):
                 rows = self._pool.read(sql, some, doing=f"reading collection {collection!r}")
             yield list(map(_stored, rows))
 
-    def records(self, collection: str) -> Iterator[list[StoredRecord]]:
+    def records(self, collection: str, *, vectors: bool = True) -> Iterator[list[StoredRecord]]:
         dimension = self._fresh(collection).stamp.dimension
-        columns = f'{_STORED}, "MODEL_ID", "VEC_TEXT", "VEC_META", "VEC_VECTOR"'
+        vector_or_length = '"VEC_VECTOR"' if vectors else 'L2NORM("VEC_VECTOR")'
+        columns = f'{_STORED}, "MODEL_ID", "VEC_TEXT", "VEC_META", {vector_or_length}'
         for rows in self._pages(collection, columns, '"ID" > ?', RECORDS_PAGE):
             yield [
                 StoredRecord(
@@ -357,9 +393,10 @@ class HanaStore(VectorStore):
                     model=model,
                     text=text,
                     metadata=records.metadata_of(meta),
-                    vector=records.from_fvecs(vector, dimension),
+                    vector=records.from_fvecs(found, dimension) if vectors else None,
+                    length=None if vectors else found,
                 )
-                for id_, key, number, digest, model, text, meta, vector in rows
+                for id_, key, number, digest, model, text, meta, found in rows
             ]
 
     def _pages(self, collection: str, columns: str, condition: str, size: int) -> Iterator[Rows]:
@@ -373,6 +410,29 @@ class HanaStore(VectorStore):
                 return
             yield rows
             after = rows[-1][0]
+
+
+def _embed_into(
+    session: Session, table: str, sql: str, rows: Sequence[Any], chunks: Sequence[Chunk], model: DatabaseModel
+) -> None:
+    """Insert rows whose vectors HANA computes. Raises RowsRejected for texts without a vector, RowRejected if HANA
+    rejects some text, and StatementFailed if it rejects a plain word too."""
+    try:
+        session.execute_many(sql, rows, doing="embedding texts in HANA")
+    except StatementFailed as error:
+        session.query(*probe(model), doing="embedding a plain word in HANA")
+        raise RowRejected(str(error), code=error.code) from None
+    places = {(chunk.id, chunk.number): place for place, chunk in enumerate(chunks)}
+    missing: dict[int, RowRejected] = {}
+    for some in portions(list(dict.fromkeys(chunk.id for chunk in chunks))):
+        sql = (
+            f'SELECT "SRC_KEY", "CHUNK_NO" FROM {table} WHERE "SRC_KEY" IN ({", ".join("?" * len(some))}) '
+            'AND COALESCE(L2NORM("VEC_VECTOR"), 0) < 0.5'
+        )
+        for key in session.query(sql, some, doing="looking for texts without a vector"):
+            missing[places[tuple(key)]] = RowRejected("HANA's model gave no vector for its text")
+    if missing:
+        raise RowsRejected(f"HANA's model gave no vector for {len(missing)} texts", rows=missing)
 
 
 @dataclass(frozen=True, slots=True)

@@ -199,7 +199,7 @@ class LocalStore(VectorStore):
                 found = list(by_ids(db, select, "document", ids[start : start + IN_LIMIT], only))
             yield list(map(StoredChunk._make, found))
 
-    def records(self, collection: str) -> Iterator[list[StoredRecord]]:
+    def records(self, collection: str, *, vectors: bool = True) -> Iterator[list[StoredRecord]]:
         sql = (
             "SELECT r.id, r.document, r.number, r.hash, r.model, r.text, r.meta, v.vector "
             "FROM records r LEFT JOIN vectors v ON v.record = r.id "

@@ -1,0 +1,103 @@
+"""Models that HANA computes itself, with its function VECTOR_EMBEDDING."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import numpy as np
+
+from connector.errors import ConfigurationError, PermissionRefused, RowRejected, StatementFailed, UnknownTable
+from connector.hana.connection import HanaPool
+from connector.model import DatabaseModel, Vectors
+
+# This module formats only constants into SQL; values are always bound.
+# ruff: noqa: S608
+
+TextType = Literal["DOCUMENT", "QUERY"]
+PLAIN_WORD = "pump"
+# SAP documents 256 tokens for SAP_NEB. For other models no limit was found; HANA cuts longer texts without an error.
+TOKEN_LIMIT, SPECIAL_TOKENS = 256, 2
+LANGUAGES = {"SAP_NEB.20240715": ("de", "en", "es", "fr", "pt")}
+# HANA has no tokenizer to ask, so tokens are estimated, rather too many than too few: three letters of a word, two
+# capitals or digits, or any other character.
+_TOKEN = re.compile(r"[A-Z0-9]{2}|[A-Za-z\u00c0-\u024f][a-z\u00df-\u024f]{0,2}|\S")
+
+
+def embedding(model: DatabaseModel, text: str = "?", kind: TextType = "DOCUMENT") -> str:
+    """Return an SQL expression for the vector, of length 1, of the expression `text`. Its parameters: those of `text`,
+    then `parameters(model)`."""
+    source = "" if model.remote_source is None else ", ?"
+    return f"L2NORMALIZE(VECTOR_EMBEDDING({text}, '{kind}', ?{source}))"
+
+
+def parameters(model: DatabaseModel) -> tuple[str, ...]:
+    return (model.name,) if model.remote_source is None else (model.name, model.remote_source)
+
+
+def probe(model: DatabaseModel) -> tuple[str, tuple[str, ...]]:
+    """Return a statement and its parameters that embed a plain word and return the number of dimensions."""
+    return f"SELECT CARDINALITY({embedding(model)}) FROM DUMMY", (PLAIN_WORD, *parameters(model))
+
+
+class HanaModel:
+    """One model in the HANA of `pool`. Thread-safe. The constructor asks HANA for the dimension, and raises
+    ConfigurationError if this HANA does not compute the model."""
+
+    def __init__(self, pool: HanaPool, model: DatabaseModel) -> None:
+        self._pool = pool
+        self.model = model
+        self.max_tokens = TOKEN_LIMIT - SPECIAL_TOKENS
+        self.languages = LANGUAGES.get(model.name, ())
+        try:
+            ((dimension,),) = pool.read(*probe(model), doing=f"embedding with HANA's model {model.name}")
+        except (PermissionRefused, RowRejected, StatementFailed, UnknownTable) as error:
+            raise _unusable(model, error) from None
+        if not dimension:
+            raise ConfigurationError(f"HANA's model {model.name} gives no vector for a plain word: name another model")
+        self.dimension = int(dimension)
+
+    def embed(self, texts: Sequence[str], kind: TextType) -> Vectors:
+        """Return float32 (n, dimension); NaN for a text that HANA rejects or gives no vector. One statement a text.
+        Raises StatementFailed if HANA rejects a plain word too."""
+        vectors = np.full((len(texts), self.dimension), np.nan, np.float32)
+        sql = f"SELECT {embedding(self.model, kind=kind)} FROM DUMMY"
+        for place, text in enumerate(texts):
+            try:
+                ((found,),) = self._pool.read(sql, (text, *parameters(self.model)), doing="embedding a text in HANA")
+            except RowRejected:
+                continue
+            except StatementFailed:
+                self._pool.read(*probe(self.model), doing="embedding a plain word in HANA")
+                continue
+            if found is not None:
+                vectors[place] = _vector(found)
+        return vectors
+
+
+def token_spans(text: str) -> list[tuple[int, int]]:
+    """Return, for each token by estimate, its first character and one after its last."""
+    return [match.span() for match in _TOKEN.finditer(text)]
+
+
+def _vector(found: Any) -> np.ndarray[Any, np.dtype[np.float32]]:
+    """Return a fetched REAL_VECTOR: the dimension as int32, then float32s, all little-endian."""
+    return np.frombuffer(bytes(found), dtype="<f4", offset=4)
+
+
+def _unusable(model: DatabaseModel, error: Exception) -> ConfigurationError:
+    code = getattr(error, "code", 0)
+    said = "the user or the instance lacks a privilege (code 258)." if code == 258 else str(error)
+    needs = (
+        "VECTOR_EMBEDDING needs HANA Cloud from 2024 QRC 4 on, with Natural Language Processing switched on in HANA "
+        "Cloud Central (the free tier does not have it), and a model that the instance has"
+        if model.remote_source is None
+        else f"check the remote source {model.remote_source!r} to SAP AI Core, this user's right to use it, and the "
+        "model's name"
+    )
+    return ConfigurationError(
+        f"HANA does not embed with the model hana:{model.name}: {said} {needs[0].upper()}{needs[1:]}. Or name a model "
+        "that runs here, such as all-MiniLM-L6-v2",
+        code=code,
+    )

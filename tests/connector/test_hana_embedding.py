@@ -1,0 +1,305 @@
+"""A collection that HANA's own model embeds: written, compared, repaired and searched without fetching a vector."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+
+from connector.document.document import UNKNOWN_VECTOR
+from connector.errors import ConfigurationError, ConnectionLost, StatementFailed, TextsNotEmbeddable
+from connector.hana.connection import HanaPool, Session
+from connector.hana.embedding import HanaModel, token_spans
+from connector.hana.source import HanaSource
+from connector.model import ChunkSpec, CollectionSpec, DatabaseModel, TableRef
+from connector.retry import RetryPolicy
+from connector.stores.hana.store import HanaStore
+from connector.stores.local.store import LocalStore
+from connector.sync import apply, quarantine
+from connector.sync.documents import Documents, NewDocument, Turn
+from connector.sync.plan import plan
+from connector.sync.run import Ends, SyncOptions, sync
+from connector.sync.verify import verify
+from hana_emulator.testing import running
+from tests.native import NEB, embedder_of, login, native  # noqa: F401 - the fixture
+
+ROWS = 30
+ANY = SyncOptions(max_deletes=1.0)
+
+
+@dataclass
+class Scene:
+    """The table SRC and a store over it; `sent`: statements; `failing`: part of a statement -> the error it gets."""
+
+    pool: HanaPool
+    ends: Ends
+    connection: object
+    sent: list[str]
+    spec: CollectionSpec
+
+    def run(self, sql: str, *parameters):
+        with closing(self.connection.cursor()) as cursor:
+            cursor.execute(sql, parameters)
+            return [tuple(row) for row in cursor.fetchall()] if cursor.description else []
+
+    def sync(self, **options):
+        return sync(self.spec, self.ends, replace(ANY, **options))
+
+    def stored(self) -> dict[str, np.ndarray]:
+        return {r.id: r for page in self.ends.store.records(self.spec.name) for r in page}
+
+    def expected(self, *texts: str) -> np.ndarray:
+        return self.ends.embedder.embed_documents(texts)
+
+
+@pytest.fixture
+def scene(native) -> Iterator[Scene]:  # noqa: F811
+    connection = native.connect(autocommit=True)
+    connection.cursor().execute('CREATE SCHEMA "NATIVE"')
+    sent: list[str] = []
+    retry = RetryPolicy(first_wait=0.001, longest_wait=0.01)
+    with HanaPool(login(native, "NATIVE"), on_statement=sent.append, retry=retry) as pool:
+        embedder = embedder_of(pool)
+        ends = Ends(HanaSource(pool), HanaStore(pool, "NATIVE"), embedder)
+        spec = CollectionSpec("native", TableRef("NATIVE", "SRC"), "{TXT}", metadata=("GRP",))
+        scene = Scene(pool, ends, connection, sent, spec)
+        scene.run('CREATE TABLE "NATIVE"."SRC" ("K" INTEGER PRIMARY KEY, "TXT" NVARCHAR(5000), "GRP" NVARCHAR(3))')
+        for key in range(ROWS):
+            scene.run('INSERT INTO "NATIVE"."SRC" VALUES (?, ?, ?)', key, f"pump {key} leaks", f"G{key % 3}")
+        yield scene
+        embedder.close()
+    connection.cursor().execute('DROP SCHEMA "NATIVE" CASCADE')
+    connection.close()
+
+
+def change(scene: Scene, key: int, text: str) -> None:
+    scene.run('UPDATE "NATIVE"."SRC" SET "TXT" = ? WHERE "K" = ?', text, key)
+
+
+# ----------------------------------------------------------------------------------------------------------- writing
+
+
+def test_hana_embeds_while_it_writes_and_no_vector_is_fetched(scene):
+    scene.sent.clear()
+    report = scene.sync()
+    assert (report.upserted, report.embedded_texts, report.quarantined) == (ROWS, ROWS, 0)
+    assert not [sql for sql in scene.sent if sql.startswith("SELECT VECTOR") or 'SELECT "ID", "VEC_VECTOR"' in sql]
+    assert [sql for sql in scene.sent if "INSERT" in sql and "L2NORMALIZE(VECTOR_EMBEDDING(?, 'DOCUMENT', ?))" in sql]
+    again = scene.sync()
+    assert (again.unchanged, again.upserted, again.embedded_texts) == (ROWS, 0, 0)
+    stored = scene.stored()
+    fresh = scene.expected(*(record.text for record in stored.values()))
+    for record, vector in zip(stored.values(), fresh, strict=True):
+        np.testing.assert_allclose(record.vector, vector, atol=1e-5)
+        assert record.content_hash[24:] == UNKNOWN_VECTOR
+        assert record.model.startswith("hana:SAP_NEB.20240715@")
+
+
+def test_changed_metadata_is_written_without_embedding(scene):
+    scene.sync()
+    scene.run("""UPDATE "NATIVE"."SRC" SET "GRP" = 'X' WHERE "K" = 3""")
+    report = scene.sync()
+    assert (report.upserted, report.embedded_texts) == (1, 0)
+    assert scene.stored()["[3]"].metadata == {"GRP": "X"}
+    assert verify(scene.spec, scene.ends).ok
+
+
+def test_long_texts_are_cut_by_an_estimate_that_is_never_too_low(scene):
+    long = " ".join(f"Hydraulikpumpe{number} RÖHRENWERK 00047{number}" for number in range(60))
+    change(scene, 1, long)
+    spec = replace(scene.spec, chunk=ChunkSpec(overlap=4))
+    sync(spec, scene.ends, ANY)
+    pieces = [r.text for page in scene.ends.store.records("native") for r in page if r.id == "[1]"]
+    assert len(pieces) > 2
+    assert max(len(token_spans(piece)) for piece in pieces) <= scene.ends.embedder.max_tokens == 254
+    assert verify(spec, scene.ends).ok
+
+
+@pytest.mark.parametrize("word", ["poison", "mute"])
+def test_what_hana_rejects_is_quarantined_and_its_neighbours_are_stored(scene, word):
+    scene.sync()
+    for key in (2, 9, 10):
+        change(scene, key, f"{word} {key}")
+    change(scene, 3, "another text")
+    report = scene.sync()
+    assert (report.upserted, report.quarantined) == (1, 3)
+    rows = scene.ends.store.quarantine("native")
+    assert [row.id for row in rows] == ["[10]", "[2]", "[9]"]
+    assert all(word not in row.reason for row in rows), "no row's text in a reason"
+    assert {"[2]", "[9]", "[10]"}.isdisjoint(scene.stored())
+    assert scene.sync().upserted == 0
+    for key in (2, 9, 10):
+        change(scene, key, f"healed {key}")
+    assert quarantine.retry(scene.spec, scene.ends, None, ANY).upserted == 3
+    assert verify(scene.spec, scene.ends).ok
+
+
+def test_a_large_change_is_written_in_small_transactions(scene, monkeypatch):
+    monkeypatch.setattr(apply, "EMBEDDED_PER_APPLY", 4)
+    scene.sent.clear()
+    assert scene.sync().upserted == ROWS
+    assert sum("VECTOR_EMBEDDING" in sql and "INSERT" in sql for sql in scene.sent) == -(-ROWS // 4)
+
+
+def failing(monkeypatch, part: str, errors: list[Exception]) -> None:
+    """The next statements that contain `part` get these errors."""
+
+    def broken(name):
+        real = getattr(Session, name)
+
+        def run(self, sql, *rest, **more):
+            if part in sql and errors:
+                raise errors.pop(0)
+            return real(self, sql, *rest, **more)
+
+        monkeypatch.setattr(Session, name, run)
+
+    for name in ("execute_many", "query"):
+        broken(name)
+
+
+def test_without_its_service_hana_quarantines_nothing(scene, monkeypatch):
+    scene.sync(page_rows=10)
+    change(scene, 5, "another text")
+    failing(monkeypatch, "VECTOR_EMBEDDING", [StatementFailed("the service is down", code=8)] * 9)
+    with pytest.raises(StatementFailed, match="down"):
+        scene.sync()
+    monkeypatch.undo()
+    assert scene.ends.store.quarantine("native") == []
+    assert scene.stored()["[5]"].text == "pump 5 leaks"
+    assert scene.sync().upserted == 1
+
+
+def test_a_lost_connection_is_tried_again(scene, monkeypatch):
+    failing(monkeypatch, "VECTOR_EMBEDDING", [ConnectionLost("gone", code=-10807)] * 2)
+    assert scene.sync().upserted == ROWS
+    assert verify(scene.spec, scene.ends).ok
+
+
+def test_clients_documents_are_embedded_by_hana_too(scene):
+    spec = CollectionSpec("clients", TableRef("", ""), "", ("id",))
+    documents = Documents(spec, scene.ends.store, scene.ends.embedder, Turn())
+    put = documents.put([NewDocument("a", "steel pump"), NewDocument("b", "rubber seal")])
+    assert (put.upserted, put.embedded_texts) == (2, 2)
+    (hit,) = scene.ends.store.view("clients").search(scene.ends.embedder.embed_query("rubber seal"), 1)
+    assert hit.id == '["b"]'
+    assert documents.put([NewDocument("a", "steel pump")]).unchanged == 1
+    with pytest.raises(Exception, match=r"documents\[1\]: .*gave no vector"):
+        documents.put([NewDocument("c", "fine"), NewDocument("d", "mute")])
+    assert scene.ends.store.status("clients").rows == 2
+
+
+# --------------------------------------------------------------------------------------------------------- verifying
+
+_OTHER = """UPDATE "NATIVE"."OWL_NATIVE_G1" SET "VEC_VECTOR" = """
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        f"""{_OTHER}NULL WHERE "SRC_KEY" = '[4]'""",
+        f"""{_OTHER}VECTOR_EMBEDDING("VEC_TEXT", 'DOCUMENT', 'SAP_NEB.20240715') WHERE "SRC_KEY" = '[4]'""",
+        f"""{_OTHER}L2NORMALIZE(VECTOR_EMBEDDING('other', 'DOCUMENT', 'SAP_NEB.20240715')) WHERE "SRC_KEY" = '[4]'""",
+        """UPDATE "NATIVE"."OWL_NATIVE_G1" SET "CONTENT_HASH" = X'"""
+        + "00" * 24
+        + """0000000000000001' WHERE "SRC_KEY" = '[4]'""",
+    ],
+    ids=["null", "not of length 1", "of another text", "a digest of ours"],
+)
+def test_verify_finds_a_damaged_vector_in_the_database_and_repairs_it(scene, damage):
+    scene.sync()
+    scene.run(damage)
+    scene.sent.clear()
+    report = verify(scene.spec, scene.ends)
+    assert (report.bad_vectors, report.ok) == (1, False)
+    assert verify(scene.spec, scene.ends, repair=True).ok
+    reads = [sql for sql in scene.sent if sql.startswith("SELECT")]
+    assert [sql for sql in reads if "COSINE_SIMILARITY" in sql]
+    assert not [sql for sql in reads if '"VEC_META", "VEC_VECTOR"' in sql], "no vector is fetched"
+    assert scene.sync().upserted == 0
+
+
+def test_a_stored_text_that_hana_no_longer_embeds_is_found(scene, monkeypatch):
+    scene.sync()
+    failing(monkeypatch, "COSINE_SIMILARITY", [StatementFailed("a text", code=2)] * 2)  # of all, and of the first one
+    assert verify(scene.spec, scene.ends).bad_vectors == 1
+
+
+def test_verify_says_when_hana_embeds_no_more(scene, monkeypatch):
+    scene.sync()
+    failing(monkeypatch, "VECTOR_EMBEDDING", [StatementFailed("down", code=2)] * 99)
+    with pytest.raises(StatementFailed, match="down"):
+        verify(scene.spec, scene.ends)
+
+
+# ------------------------------------------------------------------------------------------------- asking and planning
+
+
+def test_a_plan_counts_calls_and_makes_none(scene):
+    change(scene, 7, "pump 8 leaks")
+    scene.sent.clear()
+    found = plan(scene.spec, scene.ends.source, None, scene.ends.embedder)
+    assert (found.calls, found.duplicates, found.estimated_seconds) == (ROWS, 1, None)
+    assert f"{ROWS} texts, one call of VECTOR_EMBEDDING each" in found.notes[0]
+    assert not [sql for sql in scene.sent if "VECTOR_EMBEDDING" in sql]
+
+
+def test_queries_differ_from_documents_and_bad_texts_are_named(scene):
+    embedder = scene.ends.embedder
+    (document,) = embedder.embed_documents(["oil pump"])
+    assert 0.5 < float(embedder.embed_query("oil pump") @ document) < 0.99
+    with pytest.raises(TextsNotEmbeddable) as caught:
+        embedder.embed_documents(["fine", "poison", "fine too", "mute"])
+    assert caught.value.indices == (1, 3)
+
+
+@pytest.mark.parametrize("code", [258, 328])
+def test_an_instance_without_the_service_is_a_clear_error(code):
+    said = pytest.raises(ConfigurationError, match=rf"code {code}.*Natural Language Processing")
+    with running("--without-nlp", str(code)) as emulator, HanaPool(login(emulator)) as pool, said:
+        HanaModel(pool, NEB)
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        (DatabaseModel("SAP_XYZ.1"), "hana:SAP_XYZ.1.*a model that the instance has"),
+    ],
+)
+def test_an_unknown_model_is_a_clear_error(scene, model, said):
+    with pytest.raises(ConfigurationError, match=said):
+        HanaModel(scene.pool, model)
+
+
+def test_a_model_of_a_remote_source_is_another_model(scene):
+    remote = embedder_of(scene.pool, DatabaseModel("text-embedding-3-small", "AI_CORE"))
+    assert remote.fingerprint != scene.ends.embedder.fingerprint
+    assert "AI_CORE" in remote.fingerprint
+    (vector,) = remote.embed_documents(["pump"])
+    assert np.linalg.norm(vector) == pytest.approx(1, abs=1e-5)
+    remote.close()
+
+
+def test_a_local_store_refuses_it(scene, tmp_path):
+    with closing(LocalStore(tmp_path)) as store, pytest.raises(ConfigurationError, match='kind = "hana"'):
+        sync(scene.spec, Ends(scene.ends.source, store, scene.ends.embedder))
+
+
+@pytest.mark.parametrize(
+    ("text", "least"),
+    [
+        ("pump", 1),
+        ("Hydraulikpumpe", 5),
+        ("HEX NUT M12", 6),
+        ("000000004711", 6),
+        ("水泵漏油", 4),
+        ("a, b; c.", 6),
+        ("", 0),
+        ("насос", 5),
+    ],
+)
+def test_tokens_are_rather_over_than_underestimated(text, least):
+    assert len(token_spans(text)) >= least
