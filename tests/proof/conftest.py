@@ -5,11 +5,13 @@ from __future__ import annotations
 import random
 import zlib
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from hana_emulator.testing import Emulator
+from tests.native import native  # noqa: F401 - the fixture
 from tests.proof import worker
 from tests.proof.cycles import Cycles
 from tests.proof.ground import Ground, Plan, seed_of_the_run
@@ -35,11 +37,17 @@ def ground(
     """Its parameter is (kind, method)."""
     kind, method = request.param
     print(f"replay with OWL_SAP_TEST_SEED={seed}")
+    if kind == "native":
+        emulator = request.getfixturevalue("native")
+        with closing(emulator.connect(autocommit=True)) as connection:
+            connection.cursor().execute(f'CREATE SCHEMA "{hana_schema}"')
     login = {"host": emulator.host, "port": emulator.port, "user": emulator.user, "password": emulator.password}
     chance = random.Random(seed ^ zlib.crc32(request.node.name.encode()))
-    ground = Ground(emulator, Plan(login, hana_schema, kind, method, str(tmp_path)), choosy, chance)
-    yield ground
-    ground.close()
+    plan = Plan(login, hana_schema, kind, method, str(tmp_path))
+    with plan.pool() as pool:
+        ground = Ground(emulator, plan, worker.embedder_for(plan, pool) if kind == "native" else choosy, chance)
+        yield ground
+        ground.close()
 
 
 @pytest.fixture

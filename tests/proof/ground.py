@@ -66,6 +66,11 @@ class Plan:
         )
 
     @property
+    def in_hana(self) -> bool:
+        """Of the kinds local, hana and native; native: HANA computes the vectors too."""
+        return self.kind != "local"
+
+    @property
     def changes(self) -> ChangeSpec:
         return METHODS[self.method].spec
 
@@ -75,7 +80,7 @@ class Plan:
 
     def store(self, pool: HanaPool) -> VectorStore:
         times = LeaseTimes(ttl=self.lease_seconds, renew=self.lease_seconds / 4, poll=0.02)
-        if self.kind == "hana":
+        if self.in_hana:
             return HanaStore(pool, self.schema, lease_times=times)
         return LocalStore(Path(self.folder) / "vectors", lease_times=times)
 
@@ -208,7 +213,7 @@ class Ground:
     def expire_lease(self) -> None:
         """As if the time had passed for which a dead worker keeps its lease. Waits for what it had still under way:
         its transaction holds the row that is changed here."""
-        if self.plan.kind == "hana":
+        if self.plan.in_hana:
             with suppress(self._error()):  # no worker has come so far that there is a table
                 self.run('UPDATE "OWL_STATE" SET "LEASE_UNTIL" = NULL')
             return
@@ -218,7 +223,7 @@ class Ground:
 
     def holder(self) -> str | None:
         """Who has the lease."""
-        if self.plan.kind == "hana":
+        if self.plan.in_hana:
             rows = self.run('SELECT "LEASE_OWNER" FROM "OWL_STATE" WHERE "COLLECTION" = ?', NAME)
         else:
             with closing(sqlite3.connect(self._file)) as db:
@@ -229,7 +234,7 @@ class Ground:
         """Whether a worker has a write transaction open: while it has, nobody can take its lease or its log."""
         if self.plan.method == "log" and self._locked(f"SELECT * FROM {quote(log_of(self.plan.spec).name)}"):
             return True
-        if self.plan.kind == "hana":
+        if self.plan.in_hana:
             return self._locked('SELECT "COLLECTION" FROM "OWL_STATE"')
         with closing(sqlite3.connect(self._file, timeout=0, isolation_level=None)) as db:
             try:

@@ -65,6 +65,22 @@ def test_killed_at_each_failpoint(cycles: Cycles, name: str) -> None:
     cycles.converge()
 
 
+@pytest.mark.parametrize("name", slow_but(MOST_TELLING[:2], "mid_upsert"))
+@pytest.mark.parametrize("ground", [("native", "watermark")], ids=named, indirect=True)
+@pytest.mark.proves(1)
+def test_killed_where_hana_embeds(cycles: Cycles, name: str) -> None:
+    cycles.converge()
+    killed_at(cycles, name, 2)
+    cycles.converge()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ground", [("native", "full"), ("native", "log")], ids=named, indirect=True)
+@pytest.mark.proves(1, 12)
+def test_killed_at_random_moments_where_hana_embeds(cycles: Cycles) -> None:
+    random_kills(cycles, 10)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("ground", GROUNDS, ids=named, indirect=True)
 @pytest.mark.proves(1, 12)

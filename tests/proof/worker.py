@@ -22,10 +22,12 @@ from app.src.core.loading import EngineOptions, load_engine
 from app.src.service.wiring import EngineEmbedder
 from connector import failpoints
 from connector.errors import ConnectorError, TextsNotEmbeddable
+from connector.hana.connection import HanaPool
 from connector.hana.source import HanaSource
 from connector.model import Vectors
 from connector.sync.run import Ends, SyncOptions, sync
 from tests.forked import processes
+from tests.native import embedder_of
 from tests.proof.ground import PAGE, POISON, Plan
 
 PATIENCE = 60.0
@@ -43,6 +45,11 @@ class Choosy(EngineEmbedder):
 
 def embedder() -> Choosy:
     return Choosy(load_engine(EngineOptions(model="hash:16")))
+
+
+def embedder_for(plan: Plan, pool: HanaPool) -> EngineEmbedder:
+    """HANA's model refuses the same texts (`tests/hana_models.py`)."""
+    return embedder_of(pool) if plan.kind == "native" else embedder()
 
 
 @dataclass(frozen=True)
@@ -65,7 +72,8 @@ def main(order: Order, answer: str) -> None:
             page_rows=PAGE, window=PAGE, lease_wait=30, max_deletes=1.0, full=order.full, owner=f"worker {os.getpid()}"
         )
         try:
-            report: dict[str, Any] = sync(order.plan.spec, Ends(HanaSource(pool), store, embedder()), options).as_dict()
+            ends = Ends(HanaSource(pool), store, embedder_for(order.plan, pool))
+            report: dict[str, Any] = sync(order.plan.spec, ends, options).as_dict()
         except ConnectorError as error:
             report = {"error": type(error).__name__, "message": str(error)}
     Path(answer).write_text(json.dumps(report), encoding="utf-8")
