@@ -400,24 +400,42 @@ def _bind_with(binding: Binding, scope: Scope, node: exp.Expr) -> str:
 def _bind_set(binding: Binding, node: exp.Expr, parent: Scope | None) -> BoundQuery:
     scope = Scope(parent)
     with_ = _bind_with(binding, scope, node)
-    left, right = (binding.bind_query(binding, side, scope) for side in (node.this, node.args["expression"]))
-    if len(left.columns) != len(right.columns):
+    sides = [binding.bind_query(binding, side, scope) for side in _sides(node)]
+    if len({len(side.columns) for side in sides}) > 1:
         raise HanaError(268, "both sides of a set operation need as many columns")
-    kinds = [unify((one.type, two.type)) for one, two in zip(left.columns, right.columns, strict=True)]
     columns = [
-        replace(one, type=kind or one.type, nullable=one.nullable or two.nullable)
-        for one, two, kind in zip(left.columns, right.columns, kinds, strict=True)
+        replace(
+            each[0],
+            type=unify([column.type for column in each]) or each[0].type,
+            nullable=any(column.nullable for column in each),
+        )
+        for each in zip(*(side.columns for side in sides), strict=True)
     ]
     everything = node.args.get("distinct") is False
     if everything and not isinstance(node, exp.Union):
         raise not_supported("EXCEPT ALL and INTERSECT ALL")
     operator = _SET_OPERATORS[type(node)] + (" ALL" if everything else "")
-    branches = f" {operator} ".join(_branch(side, columns, everything) for side in (left, right))
+    branches = f" {operator} ".join(_branch(side, columns, everything) for side in sides)
     parts = SelectParts(scope, [Bound(f"c{i}", column.type) for i, column in enumerate(columns, 1)], columns)
     parts.source, parts.with_ = f"({branches})", with_
     _bind_order(binding, node, parts)
     parts.limit, parts.offset = _bind_limits(binding, scope, node)
     return BoundQuery(parts.render(), tuple(columns))
+
+
+def _sides(node: exp.Expr) -> list[exp.Expr]:
+    """Return the operands of a set operation: two, or all of a chain of UNION ALL, which would nest too deeply."""
+    sides = [node.args["expression"]]
+    while _is_union_all(node) and _is_union_all(node.this):
+        if any(node.this.args.get(part) for part in ("with_", "order", "limit", "offset")):
+            break
+        node = node.this
+        sides.append(node.args["expression"])
+    return [node.this, *reversed(sides)]
+
+
+def _is_union_all(node: exp.Expr) -> bool:
+    return type(node) is exp.Union and node.args.get("distinct") is False
 
 
 def _branch(query: BoundQuery, columns: Sequence[Column], everything: bool) -> str:
