@@ -115,6 +115,8 @@ REQUESTS: list[tuple[str, str, Any]] = [
     ("POST", "/embed", {"inputs": 1}),
     ("POST", "/v1/embeddings", {"input": "a", "model": "hash:64"}),
     ("POST", "/v1/embeddings", {"input": "a", "model": "other"}),
+    ("POST", "/rerank", {"query": "a", "documents": ["a", "b"]}),
+    ("POST", "/v1/rerank", {"query": "a", "documents": []}),
     ("POST", "/v1/collections/materials/search", {"query": "chair", "k": 2}),
     ("POST", "/v1/collections/materials/search", {"query": "chair", "k": 2, "mode": "keyword"}),
     ("POST", "/v1/collections/materials/search", {"query": "chair", "k": 2, "mode": "vector", "mmr_lambda": 0.5}),

@@ -20,6 +20,7 @@ from owl_sap_client import results
 from owl_sap_client.errors import UnexpectedAnswer
 
 T = TypeVar("T")
+Item = TypeVar("Item")
 # Rows by their keys: values by column name, or all values in key order.
 Keys = Sequence[Mapping[str, Any] | Sequence[Any]]
 if TYPE_CHECKING:
@@ -145,6 +146,22 @@ def map_rows(collection: str, color: str | None = None, limit: int | None = None
     return Call("GET", "/v1/collections/{name}/map", As(results.Map), {"name": collection}, query)
 
 
+def rerank(
+    query: str,
+    documents: Sequence[str | Mapping[str, str]],
+    *,
+    top_n: int | None = None,
+    return_documents: bool | None = None,
+    model: str | None = None,
+) -> Call[list[results.Reranked]]:
+    """Return the documents' places with scores of the service's reranker, best first. `documents`: texts, or
+    `{"text": ...}`. `top_n`: only the best so many. `model`: refuse any other reranker than the one of this name.
+    Raises Unprocessable if the service has no reranker."""
+    options = {"top_n": top_n, "return_documents": return_documents, "model": model}
+    body = _given(query=query, documents=_listed("documents", documents), **options)
+    return Call("POST", "/rerank", As(list[results.Reranked], "results"), body=body)
+
+
 # ----------------------------------------------------------------------------------------------------------- documents
 
 
@@ -191,7 +208,7 @@ def embed(
     return Call("POST", "/embed", _vectors, body=body, accept=_RAW)
 
 
-def _listed(name: str, values: Sequence[str]) -> list[str]:
+def _listed(name: str, values: Sequence[Item]) -> list[Item]:
     """Return a list. Raises ValueError for a string, whose letters would become texts."""
     if isinstance(values, str):
         raise ValueError(f"{name} is one string; pass a list")

@@ -84,6 +84,20 @@ class SearchResult:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class TextDocument:
+    text: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Reranked:
+    """A text that was reranked. `index`: its place in the request; `document`: if it was requested."""
+
+    index: int
+    relevance_score: float
+    document: TextDocument | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Row:
     """A stored row. `text`: its chunks, joined."""
 

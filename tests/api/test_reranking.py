@@ -22,7 +22,8 @@ from app.src.observe.metrics import Metrics
 from app.src.service.rerank import Reranker
 from app.src.service.search import SearchOptions
 from app.src.service.service import Service
-from app.src.settings import Settings, SettingsError
+from app.src.service.wiring import Parts
+from app.src.settings import Settings, SettingsError, load, show
 from app.src.settings.model import SearchSettings
 from connector.model import Hit
 from tests.api.conftest import TEXTS, TableSource, settings_in
@@ -106,7 +107,8 @@ def test_the_best_hits_come_in_the_rerankers_order(synced: httpx.Client, reranke
     assert texts(answer) == [*texts(before)[2::-1], texts(before)[3]], "three are reranked, the fourth stays behind"
     assert {hit["id"]: hit["score"] for hit in answer["hits"]} == {hit["id"]: hit["score"] for hit in before["hits"]}
     told = answer["explain"]["reranker"]
-    assert (told["by"], told["depth"], told["why_not"]) == ("function", 3, None)
+    assert (told["by"], told["name"]) == ("function", f"{MODULE}:scores")
+    assert (told["depth"], told["why_not"]) == (3, None)
     assert [told["scores"][hit["id"]] for hit in answer["hits"]] == [2, 1, 0, None]
     assert "rerank" in answer["took_ms"]
     assert texts(ask(synced, query=TEXT, k=1)) == texts(answer)[:1], "before it is cut to k"
@@ -212,7 +214,7 @@ def test_a_cross_encoder_has_the_device_and_the_limits_of_the_engine(
     (tmp_path / "model.safetensors").touch()
     embedding = settings.embedding.model_copy(update={"device": "cpu", "memory_fraction": 0.35, "reserve_mb": 100})
     search = SearchSettings(rerank=str(tmp_path))
-    reranker = Reranker(settings.model_copy(update={"embedding": embedding, "search": search}), Metrics())
+    reranker = Reranker(Parts(settings.model_copy(update={"embedding": embedding, "search": search})), Metrics())
     hits = [Hit(str(size), 1.0, "x" * size, {}) for size in (3, 9, 5)]
     for _ in range(2):
         assert [hit.id for hit in reranker.rerank("materials", TEXT, hits)[0]] == ["9", "5", "3"]
@@ -265,6 +267,7 @@ def test_it_never_sees_what_the_asker_may_not(settings: Settings, source: TableS
         ("no_such_module_here:scores", "hash:64", "cannot be imported"),
         (f"{MODULE}:__name__", "hash:64", f'the module "{MODULE}" has no function "__name__"'),
         ("/no/such/folder", "hash:64", "no folder with a config.json"),
+        ("hana:SAP_CER.20250701", "hash:64", "needs a HANA: set [hana] host"),
     ],
 )
 def test_what_the_settings_name_must_be_there_at_the_start(
@@ -275,9 +278,52 @@ def test_what_the_settings_name_must_be_there_at_the_start(
     assert says in str(refused.value)
 
 
-def test_a_name_without_a_reranker_is_refused() -> None:
-    with pytest.raises(ValidationError, match="must be off, a folder"):
-        SearchSettings(rerank="cross")
+@pytest.mark.parametrize(
+    ("rerank", "kind", "name"),
+    [
+        ("off", "off", "off"),
+        ("./models/bge-reranker", "cross-encoder", "bge-reranker"),
+        ("shop.ranking:scores", "function", "shop.ranking:scores"),
+        ("hana:SAP_CER.20250701", "hana", "SAP_CER.20250701"),
+        ("hana:MODEL", "hana", "MODEL"),
+        ("https://api.example/v1/rerank", "http", "api.example"),
+        ("http://localhost:8001/v1/rerank", "http", "localhost"),
+    ],
+)
+def test_the_kind_and_the_name_of_a_reranker(rerank: str, kind: str, name: str) -> None:
+    search = SearchSettings(rerank=rerank)
+    assert (search.kind, search.name) == (kind, name)
+    assert SearchSettings(rerank="https://api.example", rerank_model="rerank-v3").name == "rerank-v3"
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"rerank": "cross"}, "must be off, a folder"),
+        ({"rerank": "hana:"}, "must be off, a folder"),
+        ({"rerank": "hana:a b"}, "must be off, a folder"),
+        ({"rerank": "http://api.example/rerank"}, "must begin with https"),
+        ({"rerank": "http://localhost.evil.example/rerank"}, "must begin with https"),
+        ({"rerank": "file:///etc/passwd"}, "must begin with https"),
+        ({"rerank": "https://user:word@api.example/"}, "without user, password"),
+        ({"rerank_key": "a\nb"}, "printable ASCII"),
+        ({"rerank_key": "\u00e9"}, "printable ASCII"),
+        ({"rerank_key": ""}, "printable ASCII"),
+    ],
+)
+def test_settings_that_cannot_be_used(given: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValidationError, match=says) as refused:
+        SearchSettings(**given)
+    assert "word@" not in str(refused.value)
+
+
+def test_the_key_comes_from_a_file_and_is_never_shown(tmp_path: Path) -> None:
+    (tmp_path / "key").write_text("k3y-canary\n", encoding="utf-8")
+    loaded = load(environ={"OWL_SAP_SEARCH__RERANK_KEY_FILE": str(tmp_path / "key")}, folder=tmp_path)
+    key = loaded.settings.search.rerank_key
+    assert key is not None
+    assert key.get_secret_value() == "k3y-canary"
+    assert "k3y-canary" not in repr(loaded.settings) + repr(show(loaded))
 
 
 def test_without_a_reranker_nobody_can_ask_for_it(tmp_path: Path, source: TableSource) -> None:

@@ -17,8 +17,8 @@ from owl_sap_client.operations import As, Call
 from tests.client.conftest import Served
 
 Document = Mapping[str, Any]
-OTHER_PROTOCOLS = {"POST /mcp"}
-"""Agents speak that, with clients of their own (docs/agents.md)."""
+OTHER_PROTOCOLS = {"POST /mcp", "POST /v1/rerank"}
+"""Agents speak the first, with clients of their own (docs/agents.md); the second is /rerank, for clients of others."""
 KEYS = [{"MATNR": "1"}]
 EVERYTHING: dict[str, dict[str, Any]] = {
     "search": {
@@ -37,6 +37,7 @@ EVERYTHING: dict[str, dict[str, Any]] = {
         "rerank": False,
         "group": True,
     },
+    "rerank": {"query": "q", "documents": ["a"], "top_n": 1, "return_documents": True, "model": "m"},
     "rows": {"collection": "c", "ids": ["1"]},
     "fields": {"collection": "c"},
     "page": {"collection": "c", "sort": "-A", "filter": {"A": 1}, "after": "x", "limit": 5},

@@ -24,6 +24,7 @@ from connector.errors import ConnectorError, StatementFailed
 from connector.hana import catalog, change_log
 from connector.hana.connection import ConnectionOptions, HanaFeatures, HanaPool, utc_now
 from connector.hana.privileges import effective
+from connector.hana.reranking import cross_encode
 from connector.hana.source import HanaSource
 from connector.model import (
     ChangeSet,
@@ -88,6 +89,7 @@ def shape(sql: str, schema: str) -> str:
     sql = re.sub(r"IN \(\?(, \?)*\)", "IN (?, ...)", sql)
     holds = re.escape("""SCORE(TO_NVARCHAR(?) IN ("VEC_TEXT" EXACT SEARCH MODE 'text')) > 0""")
     sql = re.sub(rf"\(({holds})( OR {holds}){{4,5}}\)", r"(\1 OR ...)", sql)  # a number with and without its zeros
+    sql = re.sub(r'( UNION ALL SELECT \d+ AS "PLACE", TO_NVARCHAR\(\?\) AS "TEXT" FROM DUMMY)+', " UNION ALL ...", sql)
     sql = re.sub(r'("SRC_KEY" LIKE \?)( OR "SRC_KEY" LIKE \?)* THEN', r"\1 OR ... THEN", sql)
     return re.sub(r'(\("A" = \? AND "B" = \?\))( OR \("A" = \? AND "B" = \?\))+', r"\1 OR ...", sql)
 
@@ -152,6 +154,7 @@ def exercise(pool: HanaPool, hana, schema: str, embedder: EngineEmbedder) -> Non
     for condition in (None, {"A": "x"}, {"B": {"$gt": 1}}):
         store.view(spec.name, row_filter=WITHIN).search(embedder.embed_query("text 3"), 3, condition)
     by_words(pool, store, schema, spec.name)
+    cross_encode(pool, "SAP_CER.20250701", "text", ["text 3", "text 4"])
     read(store, spec.name)
     store.view(spec.name).search(embedder.embed_query("text 3"), 3, exact=True)
     store.view(spec.name).index_use(3)

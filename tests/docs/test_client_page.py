@@ -25,7 +25,8 @@ def test_the_pages_python_runs(
 ) -> None:
     monkeypatch.setenv("OWL_SAP_API_KEY", "any")
     found = blocks("docs/client.md", "python")
-    assert len(found) == 8
+    assert len(found) == 9
+    stage.add_reranker()
     names: dict[str, object] = {}
     try:
         for block in found:

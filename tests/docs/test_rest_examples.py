@@ -25,8 +25,11 @@ import pytest
 from app.src.api import openapi as page
 from app.src.api.guard import ANYBODY, NEEDS, OPEN
 from app.src.api.openapi import BASE, FILE, KEY, Example, curl, examples
+from app.src.service.rerank import Reranker
 from app.src.service.service import Service
+from app.src.service.wiring import Parts
 from app.src.settings import Settings
+from app.src.settings.model import SearchSettings
 from connector.model import Column
 from hana_emulator.testing import Emulator
 from owl_sap_client import Client, Retries
@@ -70,10 +73,17 @@ class Stage:
             job = self._started()
             assert job == example.path["job_id"]
             _until(lambda: self.service.jobs.get(job).state == "running")
+        elif example.needs == "reranker":
+            self.add_reranker()
         elif example.needs == "quarantined":
             self.source.rows_by_key[BROKEN["MATNR"]] = BROKEN
             self._started()
             self._settled()
+
+    def add_reranker(self) -> None:
+        """For /rerank alone: searches keep the order that they had."""
+        settings = self.service.settings.model_copy(update={"search": SearchSettings(rerank="tests.reranker:scores")})
+        self.service.reranker = Reranker(Parts(settings), self.service.metrics)
 
     def after(self) -> None:
         self.source.gate.set()

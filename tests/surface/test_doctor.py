@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest import mock
 
 import pytest
 
@@ -19,6 +20,9 @@ from app.src.core.nvml import GpuSnapshot, GpuState, throttles
 from app.src.observe import Fault, checks, gpu
 from app.src.observe.checks import Checks
 from app.src.observe.gpu import gpu_missing
+from app.src.observe.network import Network
+from app.src.service.rerank import Reranker, RerankFailed
+from app.src.service.service import Service
 from app.src.service.wiring import Parts
 from app.src.settings import CollectionSettings, EmbeddingSettings, HanaSettings, Settings
 from connector.errors import (
@@ -534,6 +538,50 @@ def test_a_model_on_the_cpu_where_a_gpu_is_expected(monkeypatch: pytest.MonkeyPa
     assert gpu_missing(examined.settings.embedding, None) is None, (
         "before anything is loaded, all that is installed here fits"
     )
+
+
+def the_reranker(folder: Path, fails: str = "", **settings: Any) -> SimpleNamespace:
+    """Doctor's line about it. `fails`: why it gives no scores."""
+    store = {"kind": "local", "path": folder / "vectors"}
+    given = {"store": store, "embedding": {"model": "hash:8"}} | settings
+    with contextlib.closing(Service(Settings.model_validate(given))) as service:
+        if fails:
+            service.reranker._score = mock.Mock(side_effect=RerankFailed(fails))
+        (found,) = [each for each in service.readiness.doctor() if each["check"] == "reranker"] or [{"ok": None}]
+        return SimpleNamespace(**found)
+
+
+def test_a_reranker_is_tried(tmp_path: Path) -> None:
+    told = the_reranker(tmp_path, search={"rerank": "tests.reranker:scores"})
+    assert told.ok
+    assert told.detail.startswith("function tests.reranker:scores: two texts in ")
+    assert the_reranker(tmp_path).ok is None, "there is none"
+
+
+def test_a_reranker_elsewhere_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    search = {"rerank": "https://api.example/v1/rerank", "rerank_model": "rerank-v3", "rerank_key": "canary-84"}
+    told = the_reranker(tmp_path, "api.example answered with HTTP 401", search=search)
+    assert (told.ok, told.detail) == (False, "api.example answered with HTTP 401")
+    assert "rerank_key" in told.fix
+    monkeypatch.setattr(Reranker, "probe", lambda self: 0.25)
+    told = the_reranker(tmp_path, search=search)
+    assert told.detail.startswith("http rerank-v3: two texts in 250 ms; SENDS TEXTS AWAY: ")
+    assert told.detail.endswith(" go to api.example")
+    assert "canary-84" not in told.detail
+
+
+def test_a_reranker_in_hana_waits_for_the_login(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    search, hana = {"rerank": "hana:SAP_CER.20250701"}, LOGIN | {"host": "127.0.0.1", "port": closed_port()}
+    assert the_reranker(tmp_path, "never asked", search=search, hana=hana).detail == (
+        'not checked: "hana login" failed'
+    )
+    for name in ("dns", "tcp", "tls"):
+        monkeypatch.setattr(Network, name, lambda self: "there")
+    for name in ("probe_login", "probe_rights"):
+        monkeypatch.setattr(Checks, name, lambda self, hana: "in")
+    told = the_reranker(tmp_path, "HANA refuses CROSS_ENCODE (code 258)", search=search, hana=hana)
+    assert told.detail == "HANA refuses CROSS_ENCODE (code 258)"
+    assert "SAP HANA Cloud Central" in told.fix
 
 
 def test_the_chosen_settings_are_told_with_their_reasons(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -54,6 +54,7 @@ TABLE: dict[str, tuple[int, int, bool]] = {
     "SchemaChanged": (3, 503, False),
     "Cancelled": (3, 503, False),
     "StatementFailed": (3, 503, False),
+    "RerankFailed": (3, 503, False),
     "RowRejected": (1, 500, False),
     "RowsRejected": (1, 500, False),
     "TextsNotEmbeddable": (1, 422, False),

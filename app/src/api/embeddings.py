@@ -100,7 +100,7 @@ class OpenAIError(BaseModel):
     )
 
 
-_ERRORS: dict[int | str, dict[str, Any]] = {
+OPENAI_ERRORS: dict[int | str, dict[str, Any]] = {
     "4XX": {"description": "The request was refused; `error.message` says why.", "model": OpenAIError},
     "5XX": {"description": "503, with Retry-After: the engine is unavailable.", "model": OpenAIError},
 }
@@ -144,7 +144,7 @@ def add_embed(routes: APIRouter, executors: Executors) -> None:
 def add_openai(routes: APIRouter, executors: Executors) -> None:
     service, started = executors.service, int(time.time())
 
-    @direct(routes, "/v1/embeddings", response_model=OpenAIEmbeddingsResponse, responses=_ERRORS)
+    @direct(routes, "/v1/embeddings", response_model=OpenAIEmbeddingsResponse, responses=OPENAI_ERRORS)
     async def embeddings(request: Request, body: OpenAIEmbeddings) -> Response:
         """Embed texts as OpenAI's API does; token ids are rejected. `encoding_format` base64 is little-endian float32.
         Only models trained for it (Matryoshka) accept `dimensions` below their own."""
@@ -191,12 +191,12 @@ def add_openai(routes: APIRouter, executors: Executors) -> None:
         model = service.parts.engine.model
         return {"id": model, "object": "model", "created": started, "owned_by": "owl-sap-connector"}
 
-    @routes.get("/v1/models", response_model=OpenAIModels, responses=_ERRORS)
+    @routes.get("/v1/models", response_model=OpenAIModels, responses=OPENAI_ERRORS)
     async def models() -> Response:
         """List the one model that these routes serve."""
         return Json({"object": "list", "data": [await executors.run(described)]})
 
-    @routes.get("/v1/models/{model:path}", response_model=OpenAIModel, responses=_ERRORS)
+    @routes.get("/v1/models/{model:path}", response_model=OpenAIModel, responses=OPENAI_ERRORS)
     async def one_model(model: str) -> Response:
         """Describe the model of this name; 404 for any other name."""
         return Json(await executors.run(partial(described, model)))

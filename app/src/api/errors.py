@@ -23,6 +23,7 @@ from app.src.core import backends, queue
 from app.src.jobs.journal import JobOver, JobRunning, QueueFull, StateUnusable, UnknownJob
 from app.src.service.catalog import CollectionExists, NotPreviewable, NotSaved
 from app.src.service.explaining import code_of, explained
+from app.src.service.rerank import RerankFailed
 from connector import errors
 
 
@@ -53,7 +54,7 @@ class ProblemBody(BaseModel):
 
 
 PROBLEM = "application/problem+json"
-OPENAI_PATHS = ("/v1/embeddings", "/v1/models")
+OPENAI_PATHS = ("/v1/embeddings", "/v1/models", "/v1/rerank")
 RETRY_AFTER = "5"  # seconds, where no better estimate is known
 CLIENT_LEFT = 499  # as nginx logs it; not a standard status
 MOST_FAULTS = 50  # reported per request: a body of 2 MB may contain 250,000
@@ -112,7 +113,7 @@ _BY_STATUS: Mapping[int, tuple[type[Exception], ...]] = {
     429: (QueueFull, RateExceeded, queue.EngineOverloaded),
     500: (errors.ConfigurationError, errors.ConnectorError, backends.EngineError),
     503: (
-        *(StateUnusable, errors.DatabaseError, errors.GenerationChanged),
+        *(StateUnusable, errors.DatabaseError, errors.GenerationChanged, RerankFailed),
         *(queue.WorkerDied, backends.OutOfMemory, backends.DeviceFailed, backends.EngineClosed),
     ),
 }

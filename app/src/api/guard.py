@@ -60,7 +60,7 @@ NEEDS: Mapping[str, Need] = {
     **dict.fromkeys(("GET /health/live", "GET /health/ready", "GET /", "GET /console/{path:path}"), OPEN),
     **dict.fromkeys(("GET /v1/info", "GET /docs", "GET /docs/style.css", "GET /openapi.json"), ANYBODY),
     **dict.fromkeys((_METRICS_ROUTE, "GET /v1/gpu"), _METRICS),
-    **dict.fromkeys(("POST /embed", "POST /v1/embeddings"), _EMBED),
+    **dict.fromkeys(("POST /embed", "POST /v1/embeddings", "POST /rerank", "POST /v1/rerank"), _EMBED),
     **dict.fromkeys(("GET /v1/models", "GET /v1/models/{model:path}"), _EMBED | _SEARCH),
     **dict.fromkeys(
         (f"POST {_ONE}/search", f"POST {_ONE}/rows", f"GET {_ONE}/rows", f"GET {_ONE}/fields", f"GET {_ONE}/map"),

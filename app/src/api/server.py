@@ -39,7 +39,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from app.src.access.audit import AuditLog
 from app.src.access.files import Reloaded
 from app.src.access.rates import Rates
-from app.src.api import agents, console, embeddings, errors, generations, health, jobs, openapi, search, tables
+from app.src.api import agents, console, embeddings, errors, generations, health, jobs, openapi, rerank, search, tables
 from app.src.api.guard import Ending, Guard
 from app.src.api.requests import Executors
 from app.src.core.backends import DeviceFailed
@@ -97,7 +97,7 @@ def create_app(service: Service) -> FastAPI:
     # Add routes directly to the router: newer FastAPIs match each request twice through a nested router. The router
     # compares in this order, so frequent routes come first.
     for add in (
-        *(embeddings.add_embed, embeddings.add_openai),
+        *(embeddings.add_embed, embeddings.add_openai, rerank.add),
         *(search.add_search, search.add_browsing, search.add_documents),
         *(health.add, tables.add, jobs.add, generations.add),
     ):

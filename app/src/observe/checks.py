@@ -54,6 +54,13 @@ _STALLED = "the engine has been computing one batch for {:.0f} s and nothing com
 NOT_CHECKED = "not checked"
 _MUST_CHANGE, _LOCKED = 414, 416  # HANA's codes
 _SOME = 5  # excess rights named in a message
+_RERANKER_FIX = {
+    "hana": "switch on Natural Language Processing (NLP) of the instance in SAP HANA Cloud Central (users report that "
+    "the free tier lacks it), correct the model's name, or set [search] rerank to another reranker or off",
+    "http": 'correct [search] rerank, rerank_key or rerank_model, allow the connection, or set rerank = "off"',
+    "cross-encoder": 'correct [search] rerank, raise rerank_seconds, or set rerank = "off"',
+    "function": 'correct the function that [search] rerank names, or set rerank = "off"',
+}
 
 
 # A check of doctor: its name; a function that returns the detail or raises an error; the checks that must pass first;
@@ -86,8 +93,15 @@ class Readiness:
 class Checks:
     """The checks of a service's parts."""
 
-    def __init__(self, parts: Parts, access: Authentication | None = None, metrics: Metrics | None = None) -> None:
-        self._parts = parts
+    def __init__(
+        self,
+        parts: Parts,
+        access: Authentication | None = None,
+        metrics: Metrics | None = None,
+        rerank: Callable[[], float] | None = None,
+    ) -> None:
+        """`rerank`: use the configured reranker once and return how many seconds it took."""
+        self._parts, self._rerank = parts, rerank
         self._access = access or Authentication(parts.settings.access)
         self._metrics = metrics or Metrics()
         self._refused: dict[tuple[object, ...], Fault] = {}
@@ -222,6 +236,9 @@ class Checks:
             yield "store writable", self.probe_store, ("vector types",), ""
         else:
             yield "store writable", self.probe_store, (), "check [store] path and its rights"
+        if self._rerank is not None and settings.search.kind != "off":
+            login = (store_login,) if settings.search.kind == "hana" else ()
+            yield "reranker", partial(self.probe_reranker, self._rerank), login, _RERANKER_FIX[settings.search.kind]
         yield "disk", partial(disk, store.path or Path()), (), ""
         if settings.api.tls_certificate is not None:
             yield "certificate", partial(certificate, settings.api), (), ""
@@ -389,6 +406,14 @@ class Checks:
         except PermissionRefused as error:
             raise Fault(str(error), writing(schema).grant(user)) from None
         return f'tables can be made and written in schema "{schema}"'
+
+    def probe_reranker(self, rerank: Callable[[], float]) -> str:
+        """Rerank two texts of ours."""
+        search = self.settings.search
+        detail = f"{search.kind} {search.name}: two texts in {rerank() * 1000:.0f} ms"
+        if search.kind == "http":
+            detail += f"; SENDS TEXTS AWAY: search texts and the texts of the best hits go to {search.host}"
+        return detail
 
     def probe_access(self) -> str:
         """Read the keys and the issuer's keys as `serve` would."""

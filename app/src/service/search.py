@@ -22,8 +22,8 @@ from app.src.service.collections import Collections, VisibleView
 from app.src.service.generations import Generations
 from app.src.service.languages import KnownLanguages, note_on_text
 from app.src.service.relevance import FLOOR, Calibration, Calibrations, by_words
-from app.src.service.rerank import Reranker
-from app.src.service.wiring import EngineEmbedder, Parts
+from app.src.service.rerank import NO_RERANKER, Reranker
+from app.src.service.wiring import EngineEmbedder
 from connector.discovery import languages
 from connector.document.document import metadata_names, named_key, parse_id
 from connector.document.values import is_dats, iso_date
@@ -276,11 +276,11 @@ class _Request:
 
 
 class Search:
-    """Thread-safe. Raises SettingsError when the configured reranker does not exist."""
+    """Thread-safe."""
 
     def __init__(
         self,
-        parts: Parts,
+        reranker: Reranker,
         collections: Collections,
         generations: Generations,
         rights: Rights,
@@ -293,7 +293,7 @@ class Search:
         self._background = background
         self._metrics = metrics
         self._calibrations = Calibrations()
-        self._reranker = Reranker(parts.settings, metrics)
+        self._reranker = reranker
         self._embedders: dict[str, tuple[tuple[int, str], EngineEmbedder]] = {}
 
     def run(
@@ -324,7 +324,7 @@ class Search:
             raise ValueError(
                 "reranking needs a text as the query: give one, or leave rerank out"
                 if self._reranker.on
-                else "no reranker is configured: set [search] rerank (docs/search.md)"
+                else NO_RERANKER
             )
         rerank = self._reranker.on and is_text and options.rerank is not False
 
@@ -406,8 +406,8 @@ class Search:
             by_id = {
                 id_: round(scores[hit.id], 6) if hit.id in scores else None for hit, id_ in zip(hits, ids, strict=True)
             }
-            kind = self._reranker.settings.kind
-            reranked = {"by": kind, "depth": len(scores), "why_not": failure, "scores": by_id}
+            used = self._reranker.settings
+            reranked = {"by": used.kind, "name": used.name, "depth": len(scores), "why_not": failure, "scores": by_id}
             explained |= {"mode": request.mode, "stages": took, "candidates": len(candidates)}
             explained["reranker"] = reranked if request.rerank else None
         notes = _notes(spec, request.where, request.query, request.mode, bool(candidates)) + request.notes

@@ -16,6 +16,7 @@ from app.src.service.browse import Browse
 from app.src.service.collections import Collections
 from app.src.service.generations import Generations
 from app.src.service.labels import Labels
+from app.src.service.rerank import Reranker
 from app.src.service.search import Search
 from app.src.service.status import Status, version
 from app.src.service.tuning import Tuning
@@ -79,7 +80,10 @@ class Service:
         self.generations = Generations(self.parts, self.collections)
         self.background = Background(self.parts, self.collections, lambda: self.sync, lambda: self.quarantine, file)
         self.jobs = self.background.jobs
-        self.search = Search(self.parts, self.collections, self.generations, self.rights, self.background, self.metrics)
+        self.reranker = Reranker(self.parts, self.metrics)
+        self.search = Search(
+            self.reranker, self.collections, self.generations, self.rights, self.background, self.metrics
+        )
         self.browse = Browse(self.collections, self.rights)
         self.labels = Labels(self.parts, self.collections, self.rights)
         self.evaluation = Evaluator(self.search.operators_ids, self.collections.spec, lambda: self.parts.store)
@@ -114,7 +118,7 @@ class Service:
     def readiness(self) -> Checks:
         from app.src.observe.checks import Checks
 
-        return Checks(self.parts, self.access, self.metrics)
+        return Checks(self.parts, self.access, self.metrics, self.reranker.probe)
 
     def close(self) -> None:
         """Stop jobs and close connections; the service cannot be used afterwards."""

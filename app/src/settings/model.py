@@ -211,6 +211,20 @@ def is_loopback(host: str | None) -> bool:
     return False
 
 
+def check_address(address: str, danger: str) -> str:
+    """Return the address of a server to call. Raises ValueError unless it is plain and encrypted; `danger` says why."""
+    parts = urlsplit(address)
+    if parts.scheme != "https" and not (parts.scheme == "http" and is_loopback(parts.hostname)):
+        raise ValueError(f"must begin with https:// (http:// only on loopback): {danger}")
+    try:
+        plain = parts.hostname and parts.port != 0 and not (parts.username or parts.password or parts.fragment)
+    except ValueError:
+        plain = False
+    if not plain:
+        raise ValueError("must be a plain address: https://host:443/path, without user, password and #fragment")
+    return address
+
+
 class JwtSettings(Section):
     """Tokens (JWT) of one issuer. Their keys' address is configured here, never taken from a token."""
 
@@ -231,18 +245,7 @@ class JwtSettings(Section):
     @field_validator("jwks_url")
     @classmethod
     def _encrypted(cls, address: str | None) -> str | None:
-        if address is None:
-            return None
-        parts = urlsplit(address)
-        if parts.scheme != "https" and not (parts.scheme == "http" and is_loopback(parts.hostname)):
-            raise ValueError("must begin with https:// (http:// only on loopback): forged keys allow forged tokens")
-        try:
-            plain = parts.hostname and parts.port != 0 and not (parts.username or parts.password or parts.fragment)
-        except ValueError:
-            plain = False
-        if not plain:
-            raise ValueError("must be a plain address: https://host:443/path, without user, password and #fragment")
-        return address
+        return None if address is None else check_address(address, "forged keys allow forged tokens")
 
     @model_validator(mode="after")
     def _complete(self) -> JwtSettings:
@@ -344,32 +347,69 @@ class McpSettings(Section):
 
 
 _FUNCTION = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
+_IN_HANA = re.compile(r"hana:([A-Za-z0-9_.-]{1,128})")
+_HEADER = re.compile("[!-~]+")
 
 
 class SearchSettings(Section):
     """A reranker (docs/search.md)."""
 
-    rerank: str = setting("off", "off; /folder of a cross-encoder; or package.module:function, your own code")
+    rerank: str = setting(
+        "off",
+        "off; /folder of a cross-encoder; package.module:function, your own code; hana:MODEL, computed by the store's "
+        "HANA; or https://..., which gets search texts and rows",
+    )
+    rerank_model: str | None = setting(None, "model that an https reranker is asked for", min_length=1)
+    rerank_key: SecretStr | None = setting(None, "key that an https reranker gets as Bearer token")
     rerank_depth: ClassVar[int] = 50  # how many of the best hits are reranked
     rerank_seconds: Duration = setting(2.0, "time limit of the reranker; after that the order stays unchanged", gt=0)
 
     @field_validator("rerank")
     @classmethod
     def _known(cls, rerank: str) -> str:
-        if rerank == "off" or _FUNCTION.fullmatch(rerank) or _is_path(rerank):
+        if "://" in rerank:
+            return check_address(rerank, "it gets search texts, rows and the key")
+        if rerank == "off" or _IN_HANA.fullmatch(rerank) or _FUNCTION.fullmatch(rerank) or _is_path(rerank):
             return rerank
-        raise ValueError("must be off, a folder that begins with / or ./, or package.module:function")
+        raise ValueError(
+            "must be off, a folder that begins with / or ./, package.module:function, hana:MODEL or https://..."
+        )
+
+    @field_validator("rerank_key")
+    @classmethod
+    def _fits_a_header(cls, key: SecretStr | None) -> SecretStr | None:
+        if key is not None and not _HEADER.fullmatch(key.get_secret_value()):
+            raise ValueError("must be printable ASCII without blanks")
+        return key
 
     @property
-    def kind(self) -> Literal["off", "cross-encoder", "function"]:
+    def kind(self) -> Literal["off", "cross-encoder", "function", "hana", "http"]:
         if self.rerank == "off":
             return "off"
-        return "cross-encoder" if _is_path(self.rerank) else "function"
+        if "://" in self.rerank:
+            return "http"
+        if _is_path(self.rerank):
+            return "cross-encoder"
+        return "hana" if _IN_HANA.fullmatch(self.rerank) else "function"
+
+    @property
+    def name(self) -> str:
+        """The name of the reranker, for callers: a model's name, package.module:function, or a host."""
+        if self.kind == "cross-encoder":
+            return self.folder.name
+        if self.kind == "http":
+            return self.rerank_model or self.host
+        return self.rerank.removeprefix("hana:")
 
     @property
     def folder(self) -> Path:
         """The folder of the cross-encoder."""
         return Path(self.rerank).expanduser()
+
+    @property
+    def host(self) -> str:
+        """The host of the https reranker."""
+        return urlsplit(self.rerank).hostname or ""
 
 
 def _is_path(rerank: str) -> bool:

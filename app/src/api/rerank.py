@@ -1,0 +1,70 @@
+"""The reranking routes: /rerank, and /v1/rerank for clients of Cohere, Jina and others."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Request, Response
+from pydantic import BaseModel, Field
+
+from app.src.api.embeddings import OPENAI_ERRORS
+from app.src.api.errors import Refused
+from app.src.api.requests import BOUNDED, Body, Executors, Json, direct
+from app.src.service.rerank import NO_RERANKER, falling
+from app.src.settings.model import UNLIMITED
+
+
+class TextDocument(Body):
+    text: str
+
+
+class RerankRequest(Body):
+    """`model` is optional, because only one reranker is served here."""
+
+    query: str = Field(examples=["oil pump"])
+    documents: Annotated[list[str | TextDocument], BOUNDED] = Field(examples=[["Hydraulic oil pump", "Office chair"]])
+    top_n: int | None = Field(default=None, ge=1, description="the best so many; null: all")
+    return_documents: bool = Field(default=False, description="repeat the text of each result")
+    model: str | None = Field(default=None, description="the name of the configured reranker, as explain shows it")
+
+
+class RerankedDocument(BaseModel):
+    index: int = Field(description="place in the request, from 0")
+    relevance_score: float = Field(description="greater is better; the scale depends on the reranker")
+    document: TextDocument | None = Field(default=None, description="left out unless return_documents")
+
+
+class RerankResponse(BaseModel):
+    results: list[RerankedDocument] = Field(description="best first")
+
+
+def add(routes: APIRouter, executors: Executors) -> None:
+    service = executors.service
+
+    async def rerank(request: Request, body: RerankRequest) -> Response:
+        """Score texts by how well they answer a query, with the configured reranker; best first. Without a reranker
+        422. `/v1/rerank` is the same with errors in OpenAI's shape."""
+        reranker, name = service.reranker, service.reranker.settings.name
+        if not reranker.on:
+            raise Refused("Unprocessable", NO_RERANKER)
+        if body.model is not None and body.model.rpartition("/")[2] != name.rpartition("/")[2]:
+            why = f'the reranker "{body.model}" is not served here; this service has "{name}"'
+            raise Refused("UnknownModel", why, param="model", code="model_not_found")
+        texts = [each if isinstance(each, str) else each.text for each in body.documents]
+        executors.check_texts([body.query], name="query")
+        executors.check_texts(texts, name="documents")
+
+        def scored() -> list[float]:
+            if service.access.settings.tokens != UNLIMITED:
+                executors.spend(request, service.parts.embedder.count_tokens([body.query, *texts]))
+            return reranker.scores(body.query, texts)
+
+        def shown(place: int) -> dict[str, Any]:
+            document = {"document": {"text": texts[place]}} if body.return_documents else {}
+            return {"index": place, "relevance_score": scores[place], **document}
+
+        scores = await executors.run(scored, request)
+        return Json({"results": [shown(place) for place in falling(scores)[: body.top_n]]})
+
+    direct(routes, "/rerank", response_model=RerankResponse)(rerank)
+    direct(routes, "/v1/rerank", response_model=RerankResponse, responses=OPENAI_ERRORS)(rerank)
