@@ -135,8 +135,13 @@ def log_of(spec: CollectionSpec) -> TableRef:
 
 
 def delta_of(spec: CollectionSpec) -> TableRef:
-    """Return `changes.table`, or the table <TABLE>_Delta that SAP Datasphere keeps beside <TABLE>."""
-    return spec.changes.table or TableRef(spec.source.schema, f"{spec.source.name}_Delta")
+    """Return `changes.table`, or the delta table beside the source."""
+    return spec.changes.table or delta_beside(spec.source)
+
+
+def delta_beside(table: TableRef) -> TableRef:
+    """Return the place of the delta table that SAP Datasphere keeps beside a table."""
+    return TableRef(table.schema, f"{table.name}_Delta")
 
 
 # ------------------------------------------------------------------------------------------- what the catalogue says

@@ -27,7 +27,7 @@ from connector.hana.connection import HanaPool, quote
 from connector.hana.delta_table import known_columns
 from connector.hana.source import HanaSource
 from connector.hana.statement import place
-from connector.model import CollectionSpec, Query, Table, TableRef, delta_of
+from connector.model import Query, Table, TableRef, delta_beside
 
 _SMALL = 300  # up to this many tables, a schema is read completely
 _NEVER_INITIAL = frozenset({"TIMESTAMP", "SECONDDATE", "DATE"})
@@ -38,9 +38,9 @@ _LOOKED_AT = 20  # maximum number of tables to describe when looking for text ta
 
 
 def candidates(pool: HanaPool, schema: str, most: int = 30) -> list[tuple[TableRef, int | None, list[str]]]:
-    """Return each table or view with text columns, HANA's row count (None: unknown) and its text columns. Well-known
-    and large tables come first, empty ones last. Reads only the catalogue, and in a very large schema only the largest
-    and the well-known tables. Raises UnknownTable for an unknown schema."""
+    """Return each table or view with text columns, HANA's row count (None: unknown) and its text columns, without the
+    delta tables of others. Well-known and large tables come first, empty ones last. Reads only the catalogue, and in a
+    very large schema only the largest and the well-known tables. Raises UnknownTable for an unknown schema."""
     listed = catalog.tables(pool, schema, limit=_SMALL + 1)
     views = [each["name"] for each in listed if each["kind"] == "view"]
     rows: dict[str, int | None] = {each["name"]: each["rows"] for each in listed}
@@ -51,9 +51,11 @@ def candidates(pool: HanaPool, schema: str, most: int = 30) -> list[tuple[TableR
     names = [name for name in rows if not name.startswith("OWL_") and name not in LONG_TEXTS]
     columns = catalog.columns_of(pool, schema, [name for name in names if name not in views], views=False)
     columns |= catalog.columns_of(pool, schema, [name for name in names if name in views], views=True)
+    beside = {delta_beside(TableRef(schema, name)).name for name in rows}
     found = [
         (TableRef(schema, name), rows[name], texts)
         for name in names
+        if name not in beside or not known_columns(Table(TableRef(schema, name), columns.get(name, ())))
         if (texts := [column.name for column in columns.get(name, ()) if guess(column).role in TEXTS])
     ]
     found.sort(key=lambda each: (each[1] == 0, each[0].name not in TABLES, -(each[1] or 0), each[0].name))
@@ -133,7 +135,7 @@ def _delta(pool: HanaPool, table: Table) -> Table | None:
     """Return the delta table of `table`, which may be the table itself."""
     if table.primary_key and known_columns(table):
         return table
-    ref = delta_of(CollectionSpec("", table.ref, ""))
+    ref = delta_beside(table.ref)
     try:
         found = catalog.describe(pool, ref) if catalog.tables_named(pool, ref.schema, [ref.name]) else None
     except UnknownTable:  # dropped since

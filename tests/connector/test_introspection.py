@@ -9,7 +9,7 @@ import pytest
 
 from app.src.settings import load
 from app.src.settings.writing import collection_block
-from connector.discovery.introspection import introspect
+from connector.discovery.introspection import candidates, introspect
 from connector.discovery.languages import SAMPLE
 from connector.document.document import Renderer
 from connector.errors import PermissionRefused, UnknownTable
@@ -91,6 +91,10 @@ def test_a_delta_table_beside_a_view_gives_it_its_key_and_its_changes(pool, sche
         assert proposal.changes == {"method": "delta", "table": f"{schema}.PARTS_Delta"}
         assert "Change_Type and Change_Date" in proposal.reasons["changes"]
         assert not proposal.guessed & {"key", "changes"}
+    pool.execute(f'CREATE TABLE {s}."NOTES_Delta" ("NOTE" NVARCHAR(500))')
+    listed = {ref.name for ref, _, _ in candidates(pool, schema)}
+    assert listed >= {"PARTS", "NOTES", "NOTES_Delta"}
+    assert "PARTS_Delta" not in listed
 
 
 @pytest.mark.parametrize("key", ["MANDT, MATNR", ""])

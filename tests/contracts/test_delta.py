@@ -97,7 +97,7 @@ def _step(synced: Synced, data: st.DataObject, number: int) -> None:
         (4, "T", "a record of type T"),
         (4, "Q", "S.ROWS_Delta has records of the unknown type Q"),
         (4, None, "unknown type NULL"),
-        (None, "D", "1 records of S.ROWS_Delta have no complete key"),
+        (None, "D", "S.ROWS_Delta has records without a complete key"),
     ],
 )
 def test_a_record_that_does_not_say_which_row_changed_compares_everything(synced, key, kind, why):
@@ -232,7 +232,8 @@ def test_rows_that_smart_data_integration_marks_as_deleted_stay_in_the_same_tabl
 
 
 def test_a_delta_table_that_is_dropped_or_made_anew(pool, hana_schema, embedder, tmp_path):
-    """Gone, it is named and nothing is read; made anew, it has forgotten what it knew, so everything is compared."""
+    """Gone, it is named and nothing is read; made anew, it has forgotten what it knew, so everything is compared, as
+    after records that do not say which rows changed."""
     ref, store = TableRef(hana_schema, "ROWS"), LocalStore(tmp_path / "s")
     pool.execute('CREATE COLUMN TABLE "ROWS" ("K" INTEGER PRIMARY KEY, "TXT" NVARCHAR(99))')
     create = 'CREATE COLUMN TABLE "ROWS_Delta" ("K" INTEGER, "Change_Type" NVARCHAR(1), "Change_Date" TIMESTAMP)'
@@ -250,4 +251,9 @@ def test_a_delta_table_that_is_dropped_or_made_anew(pool, hana_schema, embedder,
     pool.execute("""INSERT INTO "ROWS" VALUES (1, 'pump')""")
     report = sync(spec, ends, OPTIONS)
     assert (report.method, report.upserted) == ("full", 1)
+    for kind in "TQ":
+        pool.execute("""INSERT INTO "ROWS_Delta" VALUES (NULL, ?, CURRENT_UTCTIMESTAMP)""", (kind,))
+    report = sync(spec, ends, OPTIONS)
+    assert report.method == "full"
+    assert all(why in report.notes[0] for why in ("unknown type Q", "type T", "without a complete key"))
     store.close()

@@ -51,7 +51,7 @@ def _waiting(records: ReadPlan, source: Source, window: Window) -> tuple[int, st
     if TRUNCATE in types:
         reasons.append(f"a record of type {TRUNCATE} in {table} says that the table was emptied")
     if keyless:
-        reasons.append(f"{keyless} records of {table} have no complete key")
+        reasons.append(f"{table} has records without a complete key")
     return sum(counts.values()), "; ".join(reasons)
 
 
