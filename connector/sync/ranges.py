@@ -291,12 +291,11 @@ def reconcile_spread(spec: CollectionSpec, task: Task, workers: Workers) -> Sync
 
 
 def _limit(task: Task) -> float:
-    """Return how many rows the run may delete. Count before it: workers add rows, and these may be gone at its end."""
+    """Return how many rows the run may delete: a share of those before it, because workers add rows. If there were
+    none, the run itself has added every row that is gone at its end."""
     share = task.options.max_deletes
-    if share >= 1:
-        return inf
-    status = task.ends.store.status(task.lease.collection)
-    return share * status.rows if status else 0
+    status = task.ends.store.status(task.lease.collection) if share < 1 else None
+    return share * status.rows if status and status.rows else inf
 
 
 def _ranges(task: Task, workers: int) -> tuple[int, Sequence[KeyRange]]:
