@@ -4,6 +4,7 @@ the others are written.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -17,9 +18,11 @@ from connector.sync.embedding import TextEmbedder
 from connector.sync.options import Ends, StageClock
 
 CHUNKS_PER_APPLY = 1000  # bounds one write transaction; at 384 dimensions about 1.5 MB of vectors
-# The same if the database embeds the texts within the transaction, which holds the lease's row all the time.
-EMBEDDED_PER_APPLY = 100
-GROW_AFTER = 8  # successful change sets after which a limit lowered by an overloaded store doubles
+# The same if the database embeds the chunks, as the transaction holds the lease's row meanwhile: how many at first,
+# and at most. After a transaction longer than SLOW_SECONDS, half as many: a statement has a time limit.
+FIRST_EMBEDDED, EMBEDDED_PER_APPLY = 10, 100
+SLOW_SECONDS = 5.0
+GROW_AFTER = 8  # successful change sets after which a limit below the highest one doubles
 _NAMED_ROUNDS = 3  # rounds that split by the rows that the store names; later rounds halve
 
 
@@ -71,7 +74,9 @@ class DocumentWriter:
         self._afresh = afresh
         self._model = ends.embedder.database_model
         # The largest number of chunks per change set; lowered while the store is overloaded.
-        self._limit = self._most = CHUNKS_PER_APPLY if self._model is None else EMBEDDED_PER_APPLY
+        self._limit = self._most = CHUNKS_PER_APPLY
+        if self._model is not None:
+            self._limit, self._most = FIRST_EMBEDDED, EMBEDDED_PER_APPLY
         self._streak = 0
 
     def write(self, documents: Sequence[Document], extra: ChangeSet | None = None) -> Written:
@@ -149,6 +154,7 @@ class DocumentWriter:
             part = whole[:count]
             if len(whole) > count:
                 stack.append((whole[count:], rounds))
+            began = time.monotonic()
             try:
                 self._apply(_merged(part, self._model), weight)
             except Overloaded:
@@ -164,13 +170,18 @@ class DocumentWriter:
                     parts = _apart(part, error if rounds < _NAMED_ROUNDS else None)
                     stack += [(some, rounds + 1) for some in reversed(parts)]
             else:
-                self._streak += 1
-                if self._limit < self._most and self._streak >= GROW_AFTER:
-                    self._limit = min(self._most, self._limit * 2)
-                    self._streak = 0
+                self._adapt(weight, time.monotonic() - began)
                 written.upserted += [piece.id for piece in part if piece.chunks]
                 if self._model is not None:
                     self.embed.embedded += sum(len(piece.chunks) for piece in part)
+
+    def _adapt(self, weight: int, seconds: float) -> None:
+        """Adapt the limit after a successful change set."""
+        self._streak += 1
+        if self._model is not None and seconds > SLOW_SECONDS:
+            self._limit, self._streak = max(1, weight // 2), 0
+        elif self._limit < self._most and self._streak >= GROW_AFTER:
+            self._limit, self._streak = min(self._most, self._limit * 2), 0
 
     def _reject(self, piece: Piece, error: RowRejected, written: Written) -> None:
         """Quarantine a piece that was rejected in its own change set. Raises the error if the piece writes no data of

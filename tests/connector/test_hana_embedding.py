@@ -137,11 +137,21 @@ def test_what_hana_rejects_is_quarantined_and_its_neighbours_are_stored(scene, w
     assert verify(scene.spec, scene.ends).ok
 
 
-def test_a_large_change_is_written_in_small_transactions(scene, monkeypatch):
-    monkeypatch.setattr(apply, "EMBEDDED_PER_APPLY", 4)
-    scene.sent.clear()
-    assert scene.sync().upserted == ROWS
-    assert sum("VECTOR_EMBEDDING" in sql and "INSERT" in sql for sql in scene.sent) == -(-ROWS // 4)
+@pytest.mark.parametrize(
+    ("slow", "sizes"), [(99.0, [2, 2, 4, 4, 6, 6, 6]), (0.0, [2, *[1] * 28])], ids=["quick", "slow"]
+)
+def test_transactions_start_small_and_grow_while_hana_is_quick(scene, monkeypatch, slow, sizes):
+    for name, value in {"FIRST_EMBEDDED": 2, "EMBEDDED_PER_APPLY": 6, "GROW_AFTER": 2, "SLOW_SECONDS": slow}.items():
+        monkeypatch.setattr(apply, name, value)
+    real, written = Session.execute_many, []
+
+    def counted(self, sql, rows, **more):
+        written.extend([len(rows)] * ("VECTOR_EMBEDDING" in sql))
+        real(self, sql, rows, **more)
+
+    monkeypatch.setattr(Session, "execute_many", counted)
+    assert scene.sync().upserted == sum(written) == ROWS
+    assert written == sizes
 
 
 def failing(monkeypatch, part: str, errors: list[Exception]) -> None:

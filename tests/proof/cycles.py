@@ -16,6 +16,8 @@ GROUNDS = [(kind, method) for kind in KINDS for method in METHODS]
 
 EACH_METHOD = [(KINDS[place % len(KINDS)], method) for place, method in enumerate(METHODS)]
 """The stores in turn, where there is not the time for both."""
+NATIVE = ("native", "watermark")
+"""HANA computes the vectors, in the transaction that writes them."""
 
 
 def named(ground: tuple[str, str]) -> str:

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from tests.adversity.proxy import ANY, Fault, Proxy, Strike
-from tests.proof.cycles import EACH_METHOD, GROUNDS, Cycles, named
+from tests.proof.cycles import EACH_METHOD, GROUNDS, NATIVE, Cycles, named
 from tests.proof.ground import PAGE
 from tests.slow import slow_but
 
@@ -37,7 +37,7 @@ def cut(cycles: Cycles) -> None:
     cycles.converge()
 
 
-@pytest.mark.parametrize("ground", slow_but(EACH_METHOD, ("hana", "watermark")), ids=named, indirect=True)
+@pytest.mark.parametrize("ground", slow_but([*EACH_METHOD, NATIVE], ("hana", "watermark")), ids=named, indirect=True)
 @pytest.mark.proves(3)
 def test_a_cut_at_a_random_request(cycles: Cycles) -> None:
     cut(cycles)

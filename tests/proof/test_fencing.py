@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from tests.proof.cycles import EACH_METHOD, GROUNDS, Cycles, named
+from tests.proof.cycles import EACH_METHOD, GROUNDS, NATIVE, Cycles, named
 from tests.proof.ground import PAGE
 from tests.proof.worker import Worker
 from tests.slow import slow_but
@@ -76,7 +76,7 @@ def points(cycles: Cycles) -> list[str]:
     return [name for name in cycles.ground.method.passes if name not in HOLDING]
 
 
-@pytest.mark.parametrize("ground", slow_but(EACH_METHOD, ("hana", "hash")), ids=named, indirect=True)
+@pytest.mark.parametrize("ground", slow_but([*EACH_METHOD, NATIVE], ("hana", "hash")), ids=named, indirect=True)
 @pytest.mark.proves(10, 26)
 def test_a_worker_that_stood_still_at_some_point_writes_nothing_more(cycles: Cycles) -> None:
     stands_still(cycles, cycles.ground.chance.choice(points(cycles)))

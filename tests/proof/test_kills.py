@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from connector import failpoints
-from tests.proof.cycles import EACH_METHOD, GROUNDS, KINDS, Cycles, named
+from tests.proof.cycles import EACH_METHOD, GROUNDS, KINDS, NATIVE, Cycles, named
 from tests.proof.ground import PAGE
 from tests.proof.methods import METHODS
 from tests.slow import slow_but
@@ -66,7 +66,7 @@ def test_killed_at_each_failpoint(cycles: Cycles, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", slow_but(MOST_TELLING[:2], "mid_upsert"))
-@pytest.mark.parametrize("ground", [("native", "watermark")], ids=named, indirect=True)
+@pytest.mark.parametrize("ground", [NATIVE], ids=named, indirect=True)
 @pytest.mark.proves(1)
 def test_killed_where_hana_embeds(cycles: Cycles, name: str) -> None:
     cycles.converge()
