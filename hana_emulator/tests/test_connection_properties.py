@@ -167,3 +167,13 @@ def test_half_vectors_are_searched_and_compared(hana: Any) -> None:
     assert (number, round(score, 3)) == (1, 1.0)
     cursor.execute("SELECT TO_NVARCHAR(V) FROM H WHERE N = 0")
     assert [float(part) for part in cursor.fetchone()[0].strip("[]").split(",")] == vectors[0]
+    cursor.execute("CREATE HNSW VECTOR INDEX I ON H (V) SIMILARITY FUNCTION L2DISTANCE")
+    cursor.execute("SELECT TOP 1 N, L2DISTANCE(V, TO_HALF_VECTOR(?)) D FROM H ORDER BY D", ("[1, 1, 0, 0.5]",))
+    assert tuple(cursor.fetchone()) == (2, 0.5)
+    cursor.execute("UPDATE H SET V = TO_REAL_VECTOR(?) WHERE N = 0", ("[0.1, 2, 3, 4]",))
+    cursor.execute(
+        "SELECT V, TO_REAL_VECTOR(V), CAST(TO_REAL_VECTOR(V) AS HALF_VECTOR(4)), CARDINALITY(V) FROM H WHERE N = 0"
+    )
+    half, real, again, count = cursor.fetchone()
+    assert bytes(half) == bytes(again) == struct.pack("<I4e", 4, 0.1, 2, 3, 4)
+    assert (bytes(real), count) == (struct.pack("<I4f", 4, 0.0999755859375, 2, 3, 4), 4)

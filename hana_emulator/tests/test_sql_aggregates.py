@@ -94,3 +94,11 @@ def test_window(filled: Sql, function: str, expected: list[object]) -> None:
 )
 def test_refuses(filled: Sql, expression: str, code: int) -> None:
     assert filled.code(f"SELECT {expression} FROM T") == code
+
+
+def test_vectors_are_not_counted(sql: Sql) -> None:
+    sql.run("CREATE TABLE V (A INTEGER, R REAL_VECTOR, H HALF_VECTOR(2))")
+    for expression in ("COUNT(R)", "COUNT(DISTINCT H)", "COUNT(TO_REAL_VECTOR('[1]'))"):
+        assert sql.code(f"SELECT {expression} FROM V") == 7
+    assert sql.value("SELECT COUNT(*) FROM V WHERE R IS NOT NULL") == 0
+    assert sql.code("CREATE HNSW VECTOR INDEX IF NOT EXISTS I ON V (R) SIMILARITY FUNCTION L2DISTANCE") == 257

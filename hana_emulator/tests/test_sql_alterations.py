@@ -153,8 +153,7 @@ def test_an_identity_that_starts_elsewhere(sql: Sql) -> None:
     sql.run(f"CREATE TABLE T (ID {identity} (START WITH 42 INCREMENT BY 1 NO CYCLE), A INTEGER)")
     sql.many("INSERT INTO T (A) VALUES (?)", [(1,), (2,)])
     assert sql.column("SELECT ID FROM T ORDER BY ID") == [42, 43]
-    assert sql.code(f"CREATE TABLE U (ID {identity} (START WITH 1 INCREMENT BY 2))") == 7
-    assert sql.code(f"CREATE TABLE U (ID {identity} (START WITH 0))") == 7
+    assert sql.code(f"CREATE TABLE U (ID {identity} (START WITH 0))") == 313
     assert sql.code(f"CREATE TABLE U (ID {identity} (START 5)") == 257
 
 

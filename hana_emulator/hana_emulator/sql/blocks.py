@@ -13,7 +13,7 @@ from sqlglot.tokenizer_core import Token, TokenType
 from hana_emulator.errors import HanaError, not_supported
 from hana_emulator.sql.catalog.catalog import Catalog
 from hana_emulator.sql.language import dialect, limits
-from hana_emulator.sql.language.names import hana_identifier
+from hana_emulator.sql.language.names import hana_identifier, quoted_key
 from hana_emulator.sql.language.reader import TokenReader, is_word
 
 _WRITING = ("INSERT", "UPDATE", "DELETE", "MERGE", "UPSERT")
@@ -96,17 +96,13 @@ def _assigned(reader: TokenReader, variables: Mapping[str, str], catalog: Catalo
     if len(arguments) != len(function.parameters):
         raise HanaError(316, f"wrong number of arguments in function invocation: {hana_identifier(name.name)}")
     # The function is evaluated for each row of the variable, so its query over DUMMY becomes a query over the variable.
-    row = {**variables, source: _quoted(source)}
+    row = {**variables, source: quoted_key(source)}
     values = [_replaced(text, dialect.tokenize(text), row) for text in arguments]
     tokens = dialect.tokenize(function.query)
     if not (len(tokens) > 2 and is_word(tokens[-2], "FROM") and is_word(tokens[-1], "DUMMY")):
         raise not_supported("MAP_MERGE with a function that reads more than DUMMY")
     query = _replaced(function.query, tokens[:-1], dict(zip(function.parameters, values, strict=True)))
-    return f"({query} {variables[source]} AS {_quoted(source)})"
-
-
-def _quoted(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'
+    return f"({query} {variables[source]} AS {quoted_key(source)})"
 
 
 def _replaced(sql: str, tokens: Sequence[Token], values: Mapping[str, str]) -> str:

@@ -67,7 +67,7 @@ def create_storage(connection: sqlite3.Connection, catalog: Catalog) -> None:
         return
     columns = tuple(TableColumn(name, kind) for name, kind in _COLUMNS.items())
     relation = Relation(0, *PLACE, columns, temporary=Temporary(GLOBAL, 0, PLACE[0]), store="ROW")
-    connection.execute(tables.sqlite_table(relation, relation.sqlite_name))
+    connection.execute(tables.sqlite_table(relation, relation.sqlite_name, {}))
     catalogue.add_relation(connection, relation, None)
     schema_objects.add_synonym(connection, ("PUBLIC", PLACE[1]), PLACE, "SYS")
 

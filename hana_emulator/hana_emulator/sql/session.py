@@ -377,7 +377,7 @@ class Session:
             counts = [1] * len(rows)
         else:
             counts = [self._write_row(plan, row) for row in converted]
-        if plan.has_identity and plan.inserts:
+        if plan.numbers_rows and plan.inserts:
             (self.context.last_identity,) = self._connection.execute("SELECT last_insert_rowid()").fetchone()
         return counts
 

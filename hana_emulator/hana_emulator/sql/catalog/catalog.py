@@ -39,7 +39,7 @@ CREATE TABLE IF NOT EXISTS owl_relations(
 CREATE TABLE IF NOT EXISTS owl_columns(
   relation INTEGER NOT NULL REFERENCES owl_relations(id) ON DELETE CASCADE, position INTEGER NOT NULL,
   name TEXT NOT NULL, type INTEGER NOT NULL, length INTEGER NOT NULL, scale INTEGER NOT NULL,
-  nullable INTEGER NOT NULL, defaults TEXT, identity TEXT, comment TEXT,
+  nullable INTEGER NOT NULL, defaults TEXT, identity TEXT, comment TEXT, formula TEXT, virtual INTEGER NOT NULL,
   PRIMARY KEY(relation, position), UNIQUE(relation, name));
 CREATE TABLE IF NOT EXISTS owl_constraints(
   relation INTEGER NOT NULL REFERENCES owl_relations(id) ON DELETE CASCADE, name TEXT NOT NULL,
@@ -54,7 +54,8 @@ CREATE TABLE IF NOT EXISTS owl_indexes(
 
 @dataclass(frozen=True, slots=True)
 class TableColumn:
-    """A column as declared. `default` is HANA SQL; `identity` is 'BY DEFAULT', 'ALWAYS' or None."""
+    """A column as declared. `default` is HANA SQL; `identity` is 'BY DEFAULT', 'ALWAYS' or None. The `formula` of a
+    generated column is HANA SQL; it is computed when a row is written, or, if `virtual`, when it is read."""
 
     name: str
     type: HanaType
@@ -62,6 +63,13 @@ class TableColumn:
     default: str | None = None
     identity: str | None = None
     comment: str | None = None
+    formula: str | None = None
+    virtual: bool = False
+
+    @property
+    def is_rowid(self) -> bool:
+        """Whether SQLite's rowid is the identity; an identity with other options has a sequence as its default."""
+        return self.identity is not None and self.default is None
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +113,11 @@ class Relation:
     @property
     def is_view(self) -> bool:
         return self.definition is not None
+
+    @property
+    def writable_columns(self) -> list[TableColumn]:
+        """The columns that a statement may give values to: all but generated ones."""
+        return [column for column in self.columns if column.formula is None]
 
     def touch(self, privilege: str) -> Touch:
         return Touch(privilege, self.schema, self.name, self.id)
@@ -293,12 +306,25 @@ def create_storage(connection: sqlite3.Connection) -> None:
 
 def load(connection: sqlite3.Connection, version: int, lacking: Mapping[str, HanaError]) -> Catalog:
     columns: dict[int, list[TableColumn]] = {}
-    for relation, name, code, length, scale, nullable, default, identity, comment in connection.execute(
-        "SELECT relation, name, type, length, scale, nullable, defaults, identity, comment FROM owl_columns"
-        " ORDER BY relation, position"
+    for (
+        relation,
+        name,
+        code,
+        length,
+        scale,
+        nullable,
+        default,
+        identity,
+        comment,
+        formula,
+        virtual,
+    ) in connection.execute(
+        "SELECT relation, name, type, length, scale, nullable, defaults, identity, comment, formula, virtual"
+        " FROM owl_columns ORDER BY relation, position"
     ):
         kind = HanaType(TypeCode(code), length, scale)
-        columns.setdefault(relation, []).append(TableColumn(name, kind, bool(nullable), default, identity, comment))
+        column = TableColumn(name, kind, bool(nullable), default, identity, comment, formula, bool(virtual))
+        columns.setdefault(relation, []).append(column)
     constraints: dict[int, list[Constraint]] = {}
     keyed = connection.execute(
         "SELECT relation, name, primary_key, column_name FROM owl_constraints ORDER BY relation, name, position"
@@ -411,8 +437,8 @@ def write_structure(connection: sqlite3.Connection, relation: Relation) -> None:
 
 def add_column(connection: sqlite3.Connection, relation: int, position: int, column: TableColumn) -> None:
     connection.execute(
-        "INSERT INTO owl_columns(relation, position, name, type, length, scale, nullable, defaults, identity, comment)"
-        " VALUES (?,?,?,?,?,?,?,?,?,?)",
+        "INSERT INTO owl_columns(relation, position, name, type, length, scale, nullable, defaults, identity, comment,"
+        " formula, virtual) VALUES (?,?,?,?,?,?,?,?,?,?,?,?)",
         (
             relation,
             position,
@@ -424,6 +450,8 @@ def add_column(connection: sqlite3.Connection, relation: int, position: int, col
             column.default,
             column.identity,
             column.comment,
+            column.formula,
+            column.virtual,
         ),
     )
 

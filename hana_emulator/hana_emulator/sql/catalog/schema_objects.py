@@ -10,7 +10,10 @@ from itertools import groupby
 from operator import itemgetter
 from types import MappingProxyType
 
+from hana_emulator.sql.language.names import quoted_key
+
 LOCAL, GLOBAL = "LOCAL", "GLOBAL"
+IDENTITY_SEQUENCE = "_SYS_SEQUENCE_"
 # Column of a global temporary table for the session that owns the row; encoded names have no lower-case letters
 SESSION_COLUMN = "owl_session"
 
@@ -100,6 +103,16 @@ class Sequence:
     cycles: bool = False
     cache: int = 0
     version: int = 1
+
+    @property
+    def is_of_identity(self) -> bool:
+        """Whether it belongs to an identity column and goes with it."""
+        return self.name.startswith(IDENTITY_SEQUENCE)
+
+    @property
+    def next_value(self) -> str:
+        """HANA SQL for its next value."""
+        return f"{quoted_key(self.schema)}.{quoted_key(self.name)}.NEXTVAL"
 
 
 @dataclass(frozen=True, slots=True)

@@ -281,6 +281,13 @@ _PLAIN_DEFAULT = (
 )
 
 
+# The words for generated columns are those that sqlalchemy-hana reads.
+_GENERATION = (
+    "CASE WHEN c.identity IS NOT NULL THEN c.identity || ' AS IDENTITY'"
+    " WHEN c.virtual THEN 'ALWAYS CALCULATED AS' WHEN c.formula IS NOT NULL THEN 'ALWAYS AS' END"
+)
+
+
 def _columns_view(kind: str, name: str) -> SystemView:
     return view(
         f"FROM owl_columns c JOIN owl_visible r ON r.id = c.relation WHERE r.kind = '{kind}'",
@@ -294,10 +301,10 @@ def _columns_view(kind: str, name: str) -> SystemView:
         LENGTH=(INTEGER, _TYPE_LENGTH),
         SCALE=(INTEGER, _TYPE_SCALE),
         IS_NULLABLE=(FLAG, "CASE c.nullable WHEN 1 THEN 'TRUE' ELSE 'FALSE' END"),
-        DEFAULT_VALUE=(TEXT, _PLAIN_DEFAULT),
+        DEFAULT_VALUE=(TEXT, f"CASE WHEN c.identity IS NULL THEN {_PLAIN_DEFAULT} END"),
         COMMENTS=(TEXT, "c.comment"),
-        GENERATION_TYPE=(nvarchar(32), "CASE WHEN c.identity IS NOT NULL THEN c.identity || ' AS IDENTITY' END"),
-        GENERATED_ALWAYS_AS=(HanaType(TypeCode.NCLOB), "NULL"),
+        GENERATION_TYPE=(nvarchar(32), _GENERATION),
+        GENERATED_ALWAYS_AS=(HanaType(TypeCode.NCLOB), "c.formula"),
         COLUMN_ID=(BIGINT, "c.relation * 10000 + c.position"),
     )
 

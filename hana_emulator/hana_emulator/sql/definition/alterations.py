@@ -18,10 +18,16 @@ from hana_emulator.sql.catalog.catalog import Relation
 from hana_emulator.sql.catalog.schema_objects import SESSION_COLUMN
 from hana_emulator.sql.definition import constraints
 from hana_emulator.sql.definition.table_drafts import TableDraft, table_body, table_constraint
-from hana_emulator.sql.definition.tables import attach, begin_identity, sqlite_table, with_draft
-from hana_emulator.sql.definition.workbench import Definition, Workbench, refuse_taken, refuse_used_by_sessions
+from hana_emulator.sql.definition.tables import attach, begin_identity, sqlite_table, with_draft, with_identity
+from hana_emulator.sql.definition.workbench import (
+    Definition,
+    Workbench,
+    drop_identities,
+    refuse_taken,
+    refuse_used_by_sessions,
+)
 from hana_emulator.sql.language import dialect
-from hana_emulator.sql.language.names import encode, hana_identifier, quoted, quoted_table, table_key
+from hana_emulator.sql.language.names import encode, hana_identifier, quoted, quoted_key, quoted_table, table_key
 from hana_emulator.sql.language.reader import Name, Parsers, TokenReader
 from hana_emulator.sql.query.scope import Bound
 from hana_emulator.sql.query.writes import default_of, stored
@@ -60,9 +66,10 @@ def _add(reader: TokenReader) -> Alteration:
         for column in draft.columns:
             if column.name in known:
                 raise HanaError(308, f"column name already exists: {column.name}")
-        changed = with_draft(relation, draft)
+        changed = with_identity(bench, with_draft(relation, draft), draft)
         if changed != relation:
-            values = {c.name: default_of(bench.binding(), c) or "NULL" for c in draft.columns if not c.identity}
+            added = [column for column in changed.writable_columns if column.name not in known and not column.is_rowid]
+            values = {column.name: default_of(bench.binding(), column) or "NULL" for column in added}
             _rebuild(bench, relation, changed, values)
             bench.refresh()
         references, checks = attach(bench, changed, draft.references, draft.checks)
@@ -152,6 +159,7 @@ def _drop_columns(reader: TokenReader) -> Alteration:
             values = (relation.id, check.name)
             bench.connection.execute("DELETE FROM owl_checks WHERE relation = ? AND name = ?", values)
         keys = tuple(key for key in relation.constraints if not set(key.columns) & set(names))
+        drop_identities(bench, [relation.column(name) for name in names])
         _rebuild(bench, relation, replace(relation, columns=kept, constraints=keys), {})
 
     return run
@@ -180,13 +188,15 @@ def _alter_columns(reader: TokenReader) -> Alteration:
     draft = table_body(reader)
     if draft.constraints or draft.references or draft.checks:
         raise not_supported("constraints in ALTER TABLE ALTER; use ADD CONSTRAINT")
+    if any(column.formula is not None for column in draft.columns):
+        raise not_supported("changing the expression of a generated column")
 
     def run(bench: Workbench, relation: Relation) -> None:
         values, columns = {}, {column.name: column for column in relation.columns}
         for column in draft.columns:
             old = relation.column(column.name)
-            if column.identity != old.identity:
-                raise not_supported("changing IDENTITY of a column")
+            if column.identity != old.identity or old.formula is not None:
+                raise not_supported("changing an identity or a generated column")
             new = replace(
                 column,
                 nullable=draft.nullability.get(column.name, old.nullable) and column.name not in relation.key,
@@ -220,12 +230,12 @@ def _rebuild(bench: Workbench, old: Relation, new: Relation, values: Mapping[str
         (old.table_key,),
     ).fetchall()
     known = {column.name for column in old.columns}
-    carried = [c for c in new.columns if c.name in values or c.name in known]
+    carried = [column for column in new.writable_columns if column.name in values or column.name in known]
     hidden = [SESSION_COLUMN] if new.is_shared_by_sessions else [row_ids.COLUMN] if new.next_row_id else []
     targets = [quoted(column.name) for column in carried] + hidden
     sources = [values.get(column.name, quoted(column.name)) for column in carried] + hidden
     sequence = connection.execute("SELECT seq FROM sqlite_sequence WHERE name = ?", (old.table_key,)).fetchone()
-    connection.execute(sqlite_table(new, passing))
+    connection.execute(sqlite_table(new, passing, constraints.formulas(bench, new)))
     connection.execute(
         f"INSERT INTO {passing} ({', '.join(targets)}) SELECT {', '.join(sources)} FROM {old.sqlite_name}"
     )
@@ -287,16 +297,24 @@ def _rename_column(reader: TokenReader) -> Definition:
             text = "UPDATE owl_references SET parent_column = ? WHERE parent = ? AND parent_column = ?"
             connection.execute(text, values)
             for check in relation.checks:
-                pieces, position = [], 0
-                for token in dialect.tokenize(check.condition):
-                    if _name_of(token) == old:
-                        pieces += [check.condition[position : token.start], '"' + new.replace('"', '""') + '"']
-                        position = token.end + 1
-                condition = "".join([*pieces, check.condition[position:]])
                 text = "UPDATE owl_checks SET condition = ? WHERE relation = ? AND name = ?"
-                connection.execute(text, (condition, relation.id, check.name))
+                connection.execute(text, (_renamed(check.condition, old, new), relation.id, check.name))
+            for column in relation.columns:
+                if column.formula is not None:
+                    text = "UPDATE owl_columns SET formula = ? WHERE relation = ? AND name = ?"
+                    connection.execute(text, (_renamed(column.formula, old, new), relation.id, column.name))
 
     return run
+
+
+def _renamed(expression: str, old: str, new: str) -> str:
+    """The expression with column `old` called `new`."""
+    pieces, position = [], 0
+    for token in dialect.tokenize(expression):
+        if _name_of(token) == old:
+            pieces += [expression[position : token.start], quoted_key(new)]
+            position = token.end + 1
+    return "".join([*pieces, expression[position:]])
 
 
 def _name_of(token: Token) -> str:

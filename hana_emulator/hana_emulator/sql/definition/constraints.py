@@ -9,11 +9,12 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
 from sqlglot import exp
 
 from hana_emulator.errors import HanaError, not_supported, syntax_error
-from hana_emulator.sql.catalog.catalog import Constraint, Relation
+from hana_emulator.sql.catalog.catalog import Constraint, Relation, TableColumn
 from hana_emulator.sql.catalog.schema_objects import SESSION_COLUMN, Check, Reference
 from hana_emulator.sql.definition.workbench import Workbench
 from hana_emulator.sql.language import dialect
@@ -21,7 +22,7 @@ from hana_emulator.sql.language.datatypes import is_text
 from hana_emulator.sql.language.names import encode, hana_identifier, literal, quoted
 from hana_emulator.sql.query import expressions
 from hana_emulator.sql.query.scope import Scope, Source, SourceColumn
-from hana_emulator.sql.query.writes import default_of
+from hana_emulator.sql.query.writes import default_of, stored
 from hana_emulator.sql.storage.changes import ENFORCING_FUNCTION, POSTPONE_FUNCTION
 from hana_emulator.sql.storage.failures import ERROR_MARK
 from hana_emulator.types import INTEGERS, LOBS, VECTORS
@@ -62,12 +63,33 @@ def check_condition(bench: Workbench, relation: Relation, check: Check) -> str:
     tree = dialect.parse_condition(check.condition)
     if tree.find(exp.Query) is not None or expressions.mentions_sequence(tree):
         raise not_supported("a subquery or a sequence in a CHECK constraint")
-    columns = tuple(SourceColumn(column, quoted(column.name)) for column in relation.result_columns())
-    scope = Scope(sources=[Source("NEW", relation.name, relation.schema, columns)])
+    scope = _row(relation, "NEW")
     text = expressions.condition(bench.binding(), scope, tree)
     if scope.aggregates:
         raise syntax_error("an aggregate function is not allowed in a CHECK constraint")
     return text
+
+
+def _row(relation: Relation, alias: str) -> Scope:
+    columns = tuple(SourceColumn(column, quoted(column.name)) for column in relation.result_columns())
+    return Scope(sources=[Source(alias, relation.name, relation.schema, columns)])
+
+
+def formulas(bench: Workbench, relation: Relation) -> dict[str, str]:
+    """The SQLite expressions of the generated columns, by name. Raises HanaError 257, 260, 266; 7 for a subquery, a
+    sequence, and, when SQLite reads them, a function whose result changes."""
+    return {column.name: _formula(bench, relation, column) for column in relation.columns if column.formula is not None}
+
+
+def _formula(bench: Workbench, relation: Relation, column: TableColumn) -> str:
+    tree = dialect.parse_condition(column.formula or "")
+    if tree.find(exp.Query) is not None or expressions.mentions_sequence(tree):
+        raise not_supported("a subquery or a sequence in a generated column")
+    scope = _row(replace(relation, columns=tuple(relation.writable_columns)), "")
+    bound = expressions.bind(bench.binding(), scope, tree, column.type)
+    if scope.aggregates or tree.find(exp.Window, exp.Placeholder) is not None:
+        raise syntax_error("an aggregate, a window or a parameter is not allowed in a generated column")
+    return stored(bound, column)
 
 
 # --- keys -------------------------------------------------------------------------------------------------------------
@@ -76,7 +98,7 @@ def check_condition(bench: Workbench, relation: Relation, check: Check) -> str:
 def create_keys(connection: sqlite3.Connection, relation: Relation, sqlite_name: str = "") -> None:
     """Create a unique index for each key except that of the identity column, which is SQLite's rowid. Raises
     sqlite3.IntegrityError for duplicate rows."""
-    identity = tuple(column.name for column in relation.columns if column.identity)
+    identity = tuple(column.name for column in relation.columns if column.is_rowid)
     for constraint in relation.constraints:
         if constraint.columns == identity:
             continue

@@ -81,7 +81,10 @@ def _needed_for_objects(before: Catalog, after: Catalog) -> Iterable[Touch]:
     privilege on its target. Triggers dropped with their table need none; CREATE TRIGGER itself checks TRIGGER on
     the table."""
     owners, tables = before.rights.sequence_owners, {relation.id for relation in after.relations.values()}
-    was, now = ({one.id: one for one in catalog.objects.sequences.values()} for catalog in (before, after))
+    was, now = (
+        {one.id: one for one in catalog.objects.sequences.values() if not one.is_of_identity}
+        for catalog in (before, after)
+    )
     yield from (Touch("CREATE ANY", now[number].schema) for number in now.keys() - was.keys())
     for number, one in was.items():
         if now.get(number) != one:

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 
-from hana_emulator.errors import HanaError, not_supported
+from hana_emulator.errors import HanaError
 from hana_emulator.sql.catalog.catalog import Constraint, TableColumn
-from hana_emulator.sql.catalog.schema_objects import Check
+from hana_emulator.sql.catalog.schema_objects import Check, Sequence
+from hana_emulator.sql.definition.sequence_options import Change, created, options
 from hana_emulator.sql.language.names import encode
 from hana_emulator.sql.language.reader import Name, TokenReader
-from hana_emulator.types import INTEGERS, LOBS
+from hana_emulator.types import INTEGERS, LOBS, TypeCode
 
 _COLUMN_OPTIONS = frozenset(
-    {"NOT", "NULL", "DEFAULT", "PRIMARY", "UNIQUE", "GENERATED", "COMMENT", "REFERENCES", "CHECK", "CONSTRAINT"}
+    {"NOT", "NULL", "DEFAULT", "PRIMARY", "UNIQUE", "GENERATED", "AS", "COMMENT", "REFERENCES", "CHECK", "CONSTRAINT"}
 )
+# HANA Cloud stores these as their Unicode types (sqlalchemy-hana's tests of reflected types expect it)
+_UNICODE = {TypeCode.VARCHAR: TypeCode.NVARCHAR, TypeCode.CHAR: TypeCode.NCHAR, TypeCode.CLOB: TypeCode.NCLOB}
 _ACTIONS = {
     ("CASCADE",): "CASCADE",
     ("RESTRICT",): "RESTRICT",
@@ -44,9 +47,9 @@ class TableDraft:
     references: list[ReferenceDraft] = field(default_factory=list)
     checks: list[Check] = field(default_factory=list)
     nullability: dict[str, bool] = field(default_factory=dict)  # By column: True for NULL, False for NOT NULL
-    identity_start: int = 1
+    identity: Sequence | None = None  # The numbers of the identity column, as a sequence without a name
 
-    def constrain(self, columns: Sequence[str], *, primary: bool, name: str = "") -> None:
+    def constrain(self, columns: Collection[str], *, primary: bool, name: str = "") -> None:
         if primary and any(constraint.primary_key for constraint in self.constraints):
             raise HanaError(294, "cannot have more than one primary key")
         self.constraints.append(Constraint(name, tuple(columns), primary))
@@ -85,7 +88,7 @@ def table_constraint(reader: TokenReader, draft: TableDraft) -> bool:
     return True
 
 
-def _references(reader: TokenReader, draft: TableDraft, columns: Sequence[str], name: str) -> None:
+def _references(reader: TokenReader, draft: TableDraft, columns: Collection[str], name: str) -> None:
     """Read the part after REFERENCES."""
     parent = reader.name()
     parent_columns = reader.identifiers() if reader.peek("(") else []
@@ -102,7 +105,8 @@ def _references(reader: TokenReader, draft: TableDraft, columns: Sequence[str], 
 
 
 def _column(reader: TokenReader, draft: TableDraft) -> TableColumn:
-    column = TableColumn(reader.identifier(), reader.type())
+    name, kind = reader.identifier(), reader.type()
+    column = TableColumn(name, replace(kind, code=_UNICODE.get(kind.code, kind.code)))
     encode(column.name)
     while (changed := _column_option(reader, column, draft)) is not None:
         column = changed
@@ -123,8 +127,8 @@ def _column_option(reader: TokenReader, column: TableColumn, draft: TableDraft) 
         return replace(column, default=reader.expression_text(_COLUMN_OPTIONS))
     if reader.take("COMMENT"):
         return replace(column, comment=reader.string())
-    if reader.take("GENERATED"):
-        return _identity(reader, column, draft)
+    if reader.peek("GENERATED") or reader.peek("AS"):
+        return _generated(reader, column, draft)
     name = reader.identifier() if reader.take("CONSTRAINT") else ""
     if reader.take("PRIMARY", "KEY"):
         draft.constrain([column.name], primary=True, name=name)
@@ -142,21 +146,24 @@ def _column_option(reader: TokenReader, column: TableColumn, draft: TableDraft) 
     return column
 
 
-def _identity(reader: TokenReader, column: TableColumn, draft: TableDraft) -> TableColumn:
+def _generated(reader: TokenReader, column: TableColumn, draft: TableDraft) -> TableColumn:
+    """Read AS expression, GENERATED ALWAYS AS expression, or GENERATED ... AS IDENTITY."""
+    if reader.take("AS"):
+        return replace(column, formula=reader.expression_text(_COLUMN_OPTIONS), virtual=True)
+    reader.expect("GENERATED")
     kind = "ALWAYS" if reader.take("ALWAYS") else "BY DEFAULT"
     if kind == "BY DEFAULT":
         reader.expect("BY", "DEFAULT")
-    reader.expect("AS", "IDENTITY")
+    reader.expect("AS")
+    if not reader.take("IDENTITY"):
+        if kind == "BY DEFAULT":
+            raise reader.error("IDENTITY")
+        return replace(column, formula=reader.expression_text(_COLUMN_OPTIONS))
+    chosen: Change = {}
     if reader.take("("):
-        while not reader.take(")"):
-            if reader.take("INCREMENT", "BY"):
-                if reader.number() != 1:
-                    raise not_supported("an identity in steps other than 1")
-            elif not (reader.take("NO", "CACHE") or reader.take("NO", "CYCLE")):
-                reader.take("START", "WITH")
-                draft.identity_start = reader.number()
-                if draft.identity_start < 1:
-                    raise not_supported("an identity that starts below 1")
+        chosen = options(reader)
+        reader.expect(")")
     if column.type.code not in INTEGERS:
         raise HanaError(264, f"invalid datatype: an identity column must be of an integer type, {column.name} is not")
+    draft.identity = created(Sequence(0, "", ""), chosen)
     return replace(column, identity=kind)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
@@ -12,7 +12,16 @@ from hana_emulator.errors import HanaError, not_supported, syntax_error
 from hana_emulator.sql.catalog import catalog as catalogue
 from hana_emulator.sql.catalog import row_ids, schema_objects
 from hana_emulator.sql.catalog.catalog import Catalog, Relation, TableColumn
-from hana_emulator.sql.catalog.schema_objects import GLOBAL, LOCAL, SESSION_COLUMN, Check, Reference, Temporary
+from hana_emulator.sql.catalog.schema_objects import (
+    GLOBAL,
+    IDENTITY_SEQUENCE,
+    LOCAL,
+    SESSION_COLUMN,
+    Check,
+    Reference,
+    Sequence,
+    Temporary,
+)
 from hana_emulator.sql.definition import constraints, views
 from hana_emulator.sql.definition.table_drafts import ReferenceDraft, TableDraft, table_body
 from hana_emulator.sql.definition.workbench import Definition, Workbench, drop_table, refuse_taken
@@ -53,9 +62,12 @@ def _create_table(store: str, scope: str, reader: TokenReader) -> Definition:
             source = bench.table(model)
             bench.touches.add(source.touch("SELECT"))
             keys = [key for key in source.constraints if key.primary_key or not scope]
-            created = _create(bench, creation, TableDraft(list(source.columns), keys))
+            numbers = {one.next_value: one for one in bench.catalog.objects.sequences.values()}
+            identity = next((numbers.get(column.default or "") for column in source.columns if column.identity), None)
+            columns = [replace(column, default=None) if column.identity else column for column in source.columns]
+            created = _create(bench, creation, TableDraft(columns, keys, identity=identity))
             if with_data:
-                names = ", ".join(quoted(column.name) for column in source.columns)
+                names = ", ".join(quoted(column.name) for column in source.writable_columns)
                 text = f"INSERT INTO {created.sqlite_name} ({names}) SELECT {names} FROM {source.sqlite_name}"
                 bench.connection.execute(text)
 
@@ -115,13 +127,14 @@ def _create(bench: Workbench, creation: _Creation, draft: TableDraft, comment: s
     temporary = Temporary(scope, bench.catalog.session if scope == LOCAL else 0, schema) if scope else None
     refuse_taken(bench, schema, table)
     relation = with_draft(Relation(0, schema, table, (), temporary=temporary, store=creation.store), draft)
+    relation = with_identity(bench, relation, draft)
     for column in relation.columns:
         default_of(bench.binding(), column)
     number = catalogue.add_relation(bench.connection, relation, comment)
     relation = replace(relation, id=number)
-    bench.connection.execute(sqlite_table(relation, relation.sqlite_name))
-    if draft.identity_start > 1:
-        begin_identity(bench.connection, relation, draft.identity_start)
+    bench.connection.execute(sqlite_table(relation, relation.sqlite_name, constraints.formulas(bench, relation)))
+    if draft.identity is not None and any(column.is_rowid for column in relation.columns):
+        begin_identity(bench.connection, relation, draft.identity.start)
     constraints.create_keys(bench.connection, relation)
     bench.refresh()
     attach(bench, relation, draft.references, draft.checks)
@@ -158,16 +171,40 @@ def with_draft(relation: Relation, draft: TableDraft) -> Relation:
     return changed
 
 
-def sqlite_table(relation: Relation, name: str) -> str:
-    """CREATE TABLE for SQLite under `name`. Columns have no SQLite type, so that SQLite converts no value. An identity
-    column is SQLite's rowid; keys are indexes created later."""
+def with_identity(bench: Workbench, relation: Relation, draft: TableDraft) -> Relation:
+    """`relation` with a new sequence as the default of its identity column, if SQLite's rowid, which rises by one from
+    a positive number, cannot be the identity."""
+    identity = draft.identity
+    plain = Sequence(0, "", "")
+    if identity is None or (
+        identity.start > 0 and plain == replace(identity, start=1, cache=0, id=0, schema="", name="")
+    ):
+        return relation
+    if relation.temporary is not None:
+        raise not_supported("steps and bounds of an identity in a temporary table")
+    taken = {name for schema, name in bench.catalog.objects.sequences if schema == relation.schema}
+    name = next(name for number in count(1) if (name := f"{IDENTITY_SEQUENCE}{number}_#0_#") not in taken)
+    sequence = replace(identity, id=0, schema=relation.schema, name=name, version=1)
+    schema_objects.put_sequence(bench.connection, sequence)
+    bench.refresh()
+    named = {column.name for column in draft.columns if column.identity}
+    columns = [replace(c, default=sequence.next_value) if c.name in named else c for c in relation.columns]
+    return replace(relation, columns=tuple(columns))
+
+
+def sqlite_table(relation: Relation, name: str, formulas: Mapping[str, str]) -> str:
+    """CREATE TABLE for SQLite under `name`. Columns have no SQLite type, so that SQLite converts no value. Keys are
+    indexes created later. `formulas`: the SQLite expressions of generated columns (`constraints.formulas`)."""
     pieces = []
     for column in relation.columns:
-        if column.identity:
+        if column.is_rowid:
             kind = " INTEGER PRIMARY KEY AUTOINCREMENT"
         else:
             collation = " COLLATE hana_decimal" if column.type.code is TypeCode.DECIMAL else ""
             kind = f"{'' if column.nullable else ' NOT NULL'}{collation}"
+        if column.formula is not None:
+            word = "VIRTUAL" if column.virtual else "STORED"
+            kind += f" GENERATED ALWAYS AS ({formulas[column.name]}) {word}"
         pieces.append(quoted(column.name) + kind)
     if relation.is_shared_by_sessions:
         pieces.append(f"{SESSION_COLUMN} DEFAULT (hana_current_connection())")
@@ -182,7 +219,7 @@ def begin_identity(connection: sqlite3.Connection, relation: Relation, number: i
 
 
 def attach(
-    bench: Workbench, relation: Relation, references: Sequence[ReferenceDraft], checks: Sequence[Check]
+    bench: Workbench, relation: Relation, references: Collection[ReferenceDraft], checks: Collection[Check]
 ) -> tuple[list[Reference], list[Check]]:
     """Write foreign keys and checks to the catalogue; `constraints.impose` activates them. Raises HanaError 257, 259,
     260, 266, 365, 366, 367, 457."""

@@ -218,7 +218,7 @@ def _transition(relation: Relation, trigger: Trigger, form: str, variable: str) 
     columns = tuple(
         SourceColumn(column, quoted(column.name))
         for column, declared in zip(relation.result_columns(), relation.columns, strict=True)
-        if not (nameless and declared.identity)
+        if not (nameless and (declared.is_rowid or declared.formula))
     )
     return Source(form, trigger_bodies.row_name(variable), "", columns, qualified=True)
 

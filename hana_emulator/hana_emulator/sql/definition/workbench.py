@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from hana_emulator.errors import HanaError, duplicate_table
 from hana_emulator.sql.catalog import catalog as catalogue
-from hana_emulator.sql.catalog.catalog import Catalog, Relation
+from hana_emulator.sql.catalog.catalog import Catalog, Relation, TableColumn
 from hana_emulator.sql.catalog.rights import Touch
 from hana_emulator.sql.language.names import encode, hana_identifier
 from hana_emulator.sql.language.reader import Name
@@ -69,6 +69,15 @@ def refuse_used_by_sessions(bench: Workbench, relation: Relation) -> None:
         )
 
 
+def drop_identities(bench: Workbench, columns: Iterable[TableColumn]) -> None:
+    """Drop the sequences of those columns that are identities with one."""
+    defaults = {column.default for column in columns if column.identity}
+    for sequence in bench.catalog.objects.sequences.values():
+        if sequence.is_of_identity and sequence.next_value in defaults:
+            bench.connection.execute("DELETE FROM owl_sequences WHERE id = ?", (sequence.id,))
+
+
 def drop_table(bench: Workbench, relation: Relation) -> None:
+    drop_identities(bench, relation.columns)
     bench.connection.execute(f"DROP TABLE {relation.sqlite_name}")
     bench.connection.execute("DELETE FROM owl_relations WHERE id = ?", (relation.id,))

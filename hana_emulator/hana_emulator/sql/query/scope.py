@@ -43,8 +43,8 @@ class SourceColumn:
     sql: str
 
     def read(self, alias: str) -> str:
-        """The SQLite text of the column in the source with this alias."""
-        return f"{alias}.{self.sql}"
+        """The SQLite text of the column in the source with this alias; without an alias, in the row itself."""
+        return f"{alias}.{self.sql}" if alias else self.sql
 
     def optional(self) -> SourceColumn:
         return replace(self, column=replace(self.column, nullable=True))

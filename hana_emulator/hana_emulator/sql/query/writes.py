@@ -60,7 +60,8 @@ class WritePlan:
     insert_collected: str = ""
     # True for INSERT ... VALUES: every parameter row gives exactly one row, so a batch can go in one call.
     one_row: bool = False
-    chosen_identity: str = ""  # The quoted identity column, if the statement gives inserted rows a value for it
+    # The quoted identity column, if it is SQLite's rowid and the statement gives inserted rows a value for it
+    chosen_identity: str = ""
 
     @property
     def inserts(self) -> bool:
@@ -78,8 +79,9 @@ class WritePlan:
         return list(zip(*columns, strict=True))
 
     @property
-    def has_identity(self) -> bool:
-        return any(column.identity for column in self.table.columns)
+    def numbers_rows(self) -> bool:
+        """Whether SQLite's rowid is the table's identity."""
+        return any(column.is_rowid for column in self.table.columns)
 
 
 @dataclass(slots=True)
@@ -107,7 +109,7 @@ def default_of(binding: Binding, column: TableColumn) -> str | None:
     scope = Scope()
     tree = dialect.parse_condition(column.default)
     bound = expressions.bind(binding, scope, tree, column.type)
-    if scope.aggregates or expressions.mentions_sequence(tree):
+    if scope.aggregates or (expressions.mentions_sequence(tree) and not column.identity):
         raise HanaError(336, f"invalid default value: of {column.name}")
     return stored(bound, column)
 
@@ -172,7 +174,7 @@ def bind_insert(binding: Binding, node: exp.Insert) -> WritePlan:
 
 
 def _chosen_identity(columns: Sequence[TableColumn]) -> str:
-    return next((quoted(column.name) for column in columns if column.identity), "")
+    return next((quoted(column.name) for column in columns if column.is_rowid), "")
 
 
 def _insert_target(binding: Binding, node: exp.Insert) -> tuple[_Target, list[TableColumn]]:
@@ -182,13 +184,21 @@ def _insert_target(binding: Binding, node: exp.Insert) -> tuple[_Target, list[Ta
     if isinstance(schema, exp.Schema):
         columns = [relation.column(identifier(name)) for name in schema.expressions]
     else:
-        columns = list(relation.columns)
+        columns = relation.writable_columns
     if len({column.name for column in columns}) != len(columns):
         raise HanaError(264, "a column is named twice in INSERT")
     always = next((column for column in columns if column.identity == "ALWAYS"), None)
     if always is not None and isinstance(schema, exp.Schema):
         raise HanaError(396, f"{always.name} is GENERATED ALWAYS AS IDENTITY and takes no value")
+    refuse_generated(columns)
     return _Target(binding, relation), columns
+
+
+def refuse_generated(columns: Sequence[TableColumn]) -> None:
+    """Raise HanaError 396 if a statement gives a value to a generated column."""
+    for column in columns:
+        if column.formula is not None:
+            raise HanaError(396, f"{column.name} is GENERATED ALWAYS AS an expression and takes no value")
 
 
 def written_table(binding: Binding, node: exp.Expr, *, deleting: bool = False) -> Relation:
@@ -281,6 +291,7 @@ def _changes(target: _Target, scope: Scope, nodes: Sequence[exp.Expr]) -> str:
         column = target.relation.column(identifier(node.this.this))
         if column.identity == "ALWAYS":
             raise HanaError(396, f"{column.name} is GENERATED ALWAYS AS IDENTITY and takes no value")
+        refuse_generated([column])
         changes.append(f"{quoted(column.name)} = {target.value(scope, node.expression, column)}")
     return ", ".join([*changes, *target.relation.row_id_renewal])
 
@@ -336,7 +347,8 @@ def bind_merge(binding: Binding, node: exp.Merge) -> WritePlan:
             raise syntax_error("WHEN NOT MATCHED takes one INSERT")
         named = action.this.expressions if isinstance(action.this, exp.Tuple) else []
         labels = [identifier(name.this if isinstance(name, exp.Column) else name) for name in named]
-        columns = [relation.column(label) for label in labels] or list(relation.columns)
+        columns = [relation.column(label) for label in labels] or relation.writable_columns
+        refuse_generated(columns)
         values = action.expression
         nodes = values.expressions if isinstance(values, exp.Tuple) else [values]
         _check_count(len(nodes), len(columns))

@@ -99,7 +99,8 @@ def read_shape(connection: sqlite3.Connection, table: str, references: Iterable[
     keys = []
     for (index,) in indexes:
         columns = connection.execute("SELECT name FROM pragma_index_info(?) ORDER BY seqno", (index,)).fetchall()
-        keys.append(tuple(places[name] for (name,) in columns))
+        if all(name in places for (name,) in columns):  # generated columns are not listed, and not restored
+            keys.append(tuple(places[name] for (name,) in columns))
     rowid_column = next((name for name, kind, key in described if _is_rowid(kind, key)), None)
     if rowid_column is not None:
         keys.append((places[rowid_column],))

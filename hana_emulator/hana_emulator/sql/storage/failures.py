@@ -61,6 +61,7 @@ _OPERATIONAL = {
     "ESCAPE expression": (306, "invalid argument: ESCAPE takes one character"),
     "levels of trigger recursion": (465, "Cannot execute trigger: triggers fire each other without end"),
     "parser stack overflow": (257, "sql syntax error: the statement is nested too deeply for this emulator"),
+    "non-deterministic functions prohibited": (7, "feature not supported: a changing function in a generated column"),
     "misuse of": (257, "sql syntax error: an aggregate or window function is not allowed here"),
     "interrupted": (139, "current operation cancelled by request and transaction rolled back"),
     "no such table": (259, "invalid table name: the table has been dropped"),

@@ -66,6 +66,8 @@ def register(connection: sqlite3.Connection, context: Context, numbers: Numbers)
             context.error = error
             raise
         context.current_numbers[sequence.id] = found
+        if sequence.is_of_identity:
+            context.last_identity = found
         return found
 
     def current_value(number: int, name: str) -> int:
