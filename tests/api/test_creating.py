@@ -141,6 +141,7 @@ def _ascii(body: dict[str, Any]) -> bytes:
         ({"metadata": ["MTARD"]}, "OWL-1006", "MTART"),
         ({"key": ["NR"]}, "OWL-1006", "key"),
         ({"changes": {"method": "watermark", "column": "AEDAT"}}, "OWL-1006", "AEDAT"),
+        ({"changes": {"method": "delta"}}, "OWL-1005", "_Delta"),
         ({"model": "no-such-model"}, "OWL-1003", "`model`"),
     ],
 )

@@ -55,6 +55,7 @@ def synced() -> Iterator[Synced]:
         yield made
 
 
+@pytest.mark.proves(11, 12)
 @settings(max_examples=25, deadline=None)
 @given(data=st.data())
 def test_records_of_all_types_in_any_order_and_twice(data: st.DataObject) -> None:
@@ -124,6 +125,7 @@ def test_records_of_many_changes_read_a_row_once(synced):
     synced.agrees()
 
 
+@pytest.mark.proves(13)
 def test_a_late_commit_within_the_delay_is_found_by_the_next_window(synced):
     commit = synced.table.later(20, "late", second(90))
     synced.table.put(21, "early", second(91))
@@ -231,6 +233,7 @@ def test_rows_that_smart_data_integration_marks_as_deleted_stay_in_the_same_tabl
     store.close()
 
 
+@pytest.mark.proves(23)
 def test_a_delta_table_that_is_dropped_or_made_anew(pool, hana_schema, embedder, tmp_path):
     """Gone, it is named and nothing is read; made anew, it has forgotten what it knew, so everything is compared, as
     after records that do not say which rows changed."""
