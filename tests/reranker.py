@@ -8,4 +8,4 @@ from collections.abc import Sequence
 def scores(query: str, texts: Sequence[str]) -> list[float]:
     """The share of the query's words that a text holds."""
     words = query.lower().split()
-    return [sum(word in text.lower().split() for word in words) / len(words) for text in texts]
+    return [sum(word in text.lower().split() for word in words) / max(len(words), 1) for text in texts]

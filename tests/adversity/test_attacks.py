@@ -172,6 +172,7 @@ BODIES: dict[str, tuple[str, Callable[[int], bytes]]] = {
         "/v1/collections/notes/documents",
         lambda size: listed("documents", '{"a":0,"b":0,"c":0,"d":0,"e":0}', size),
     ),
+    "texts to rerank": ("/v1/rerank", lambda size: listed("documents", "{}", size)),
     "ids": ("/v1/collections/notes/documents/delete", lambda size: listed("ids", "0", size)),
     "keys": ("/v1/collections/notes/quarantine/retry", lambda size: listed("keys", "0", size)),
     "queries": ("/v1/collections/notes/generations", lambda size: listed("queries", "0", size)),

@@ -66,6 +66,7 @@ def test_equal_ones_keep_their_order(shared: httpx.Client) -> None:
 @pytest.mark.parametrize(
     ("body", "status", "says"),
     [
+        ({"query": " "}, 422, "query is empty"),
         ({"documents": []}, 422, "documents is empty"),
         ({"documents": ["a"] * 5}, 413, "api.max_inputs"),
         ({"documents": ["a", "b" * 9_001]}, 413, "documents[1] has 9001 characters"),

@@ -77,6 +77,7 @@ def served(tmp_path_factory: pytest.TempPathFactory, emulator: Emulator) -> Iter
     if "failures" in AccessSettings.model_fields:
         access["failures"] = MOST
     changed = {"hana": {**hana, "encrypt": False, "schema": schema}, "access": access}
+    changed["search"] = {"rerank": "tests.reranker:scores"}
     collections = [*given["collections"], {"name": "notes", "documents": True}]
     settings = Settings.model_validate(given | changed | {"collections": collections})
     key = create(folder / "keys.json", Grant("schemathesis", ("admin",), every_row=True, rate=MOST, concurrency=1000))[

@@ -50,6 +50,8 @@ def add(routes: APIRouter, executors: Executors) -> None:
         if body.model is not None and body.model.rpartition("/")[2] != name.rpartition("/")[2]:
             why = f'the reranker "{body.model}" is not served here; this service has "{name}"'
             raise Refused("UnknownModel", why, param="model", code="model_not_found")
+        if not body.query.strip():
+            raise Refused("Unprocessable", "query is empty", param="query")
         texts = [each if isinstance(each, str) else each.text for each in body.documents]
         executors.check_texts([body.query], name="query")
         executors.check_texts(texts, name="documents")

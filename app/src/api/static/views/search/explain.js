@@ -51,8 +51,8 @@ function indexOf({ used }) {
   return used === false ? "exact comparison" : "not reported by the store";
 }
 
-function rerankerOf({ by, depth, why_not: whyNot }) {
-  return whyNot ? `${by}: ${whyNot}` : `${by}, of the first ${many(depth, "row")}`;
+function rerankerOf({ by, name, depth, why_not: whyNot }) {
+  return whyNot ? `${by} ${name}: ${whyNot}` : `${by} ${name}, of the first ${many(depth, "row")}`;
 }
 
 /** One line a hit; a column that has no value in any line is left out. */
