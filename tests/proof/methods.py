@@ -111,7 +111,6 @@ METHODS = {
     "hash": Method(ChangeSpec(hash="server"), *WHOLE, open_ids=_unless_all_was_read),
     "rowid": Method(ChangeSpec("rowid"), *WHOLE, open_ids=_unless_all_was_read),
     "watermark": Method(ChangeSpec("watermark", "CHANGED_AT", delay=0), open_ids=_behind_the_mark),
-    "delta": Method(ChangeSpec("delta", delay=0), install=_delta, open_ids=_recorded_after_the_mark),
     "log": Method(
         ChangeSpec("log"),
         (*ROUND, "before_log_delete", "after_log_delete"),
@@ -119,4 +118,5 @@ METHODS = {
         install=_log,
         open_ids=_in_the_log,
     ),
+    "delta": Method(ChangeSpec("delta", delay=0), install=_delta, open_ids=_recorded_after_the_mark),
 }
