@@ -110,6 +110,27 @@ def test_a_worker_whose_processes_do_not_start_fails_without_blaming_texts(
     worker.close()
 
 
+def test_a_worker_that_has_answered_once_may_die_often_and_has_one_time_limit(
+    ray: Any, callbacks: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = set(threading.enumerate())
+    processes = Processes()
+    worker = RayWorker(processes, callbacks)
+    processes[0].calls[0].set_result({})
+    settled(callbacks)
+    worker.call("embed")
+    for number in range(2 * STARTS):
+        processes[number].calls[-1].set_exception(ray.exceptions.ActorDiedError())
+        settled(callbacks)
+    timers = [each for each in set(threading.enumerate()) - before if isinstance(each, threading.Timer)]
+    assert (len(processes), worker.deaths, worker.failed) == (2 * STARTS + 1, 2 * STARTS, "")
+    (timer,) = (each for each in timers if not each.finished.is_set())
+    monkeypatch.setattr(ray, "kill", lambda _: None)
+    timer.function()  # the time is over
+    assert "did not start within" in worker.failed
+    worker.close()
+
+
 def test_an_error_of_starting_another_worker_ends_the_call(ray: Any, callbacks: ThreadPoolExecutor) -> None:
     handle = Handle()
     started = iter([handle])

@@ -126,7 +126,9 @@ class RayWorker:
         self._closed = self.ready = False
         self.failed = ""
         self.deaths = 0
-        self._process = self._started()
+        self._proved = False  # a process of it has answered
+        self._process = start()
+        self._wait()
         self.call("report")
 
     def call(self, method: str, *content: object) -> Future[Any]:
@@ -149,12 +151,11 @@ class RayWorker:
             self._timer.cancel()
             _kill(self._process)
 
-    def _started(self) -> Any:
-        process = self._start()
-        self._timer = threading.Timer(START_SECONDS, self._give_up, [process])
+    def _wait(self) -> None:
+        """Wait START_SECONDS for an answer, also of further processes."""
+        self._timer = threading.Timer(START_SECONDS, self._give_up)
         self._timer.daemon = True
         self._timer.start()
-        return process
 
     def _answered(self, process: Any, answer: Future[Any], found: Future[Any]) -> None:
         try:
@@ -175,7 +176,8 @@ class RayWorker:
         if error is None:
             with self._lock:
                 if process is self._process:
-                    self.ready, self.deaths = True, 0
+                    self.ready = self._proved = True
+                    self.deaths = 0
                     self._timer.cancel()
             return None
         if isinstance(error, RayTaskError):  # it could not be pickled
@@ -194,27 +196,29 @@ class RayWorker:
         with self._lock:
             if process is not self._process or self._closed or self.failed:
                 return
-            self._timer.cancel()
             self.deaths += 1
-            if not self.ready and self.deaths >= STARTS:
+            if self.deaths >= STARTS and not self._proved:  # a wrong setting; later, others are killed or lack memory
+                self._timer.cancel()
                 self.failed = (
                     f"{STARTS} workers of the Ray cluster died before they answered, the last one of {cause}; see the "
                     "logs of its nodes"
                 )
                 return
-            self.ready = False
+            if self.ready:
+                self.ready = False
+                self._wait()
             _log.warning("a worker of the Ray cluster has died (%s); another one takes its place", cause)
-            self._process = self._started()
+            self._process = self._start()
         self.call("report")  # its answer tells a process that died of a block from one that cannot start
 
-    def _give_up(self, process: Any) -> None:
+    def _give_up(self) -> None:
         with self._lock:
-            if process is not self._process or self.ready or self._closed:
+            if self.ready or self._closed:
                 return
             self.failed = (
                 f"a worker of the Ray cluster did not start within {START_SECONDS:.0f} s; see the logs of its nodes"
             )
-        _kill(process)  # its calls fail
+        _kill(self._process)  # its calls fail
 
 
 def _kill(process: Any) -> None:
