@@ -169,6 +169,7 @@ def test_doctor_and_sync_name_the_fix_where_hana_does_not_embed(code: str) -> No
     ("more", "said"),
     [
         ({"store": {"kind": "local", "path": "x"}}, 'store.kind = "hana"'),
+        ({"embedding": {"model": "hana:"}}, "names no model"),
         ({"scale": {"engine": "ray"}}, 'scale.engine = "off"'),
         ({"embedding": {"model": NEB, "query_prompt": "query: "}}, "query_prompt cannot be set"),
         ({"embedding": {"model": NEB, "revision": "r"}}, "revision cannot be set"),

@@ -462,6 +462,10 @@ class Settings(Section):
                         f'{place}: remote_source belongs to a model "{IN_DATABASE}MODEL", not {wanted.model!r}'
                     )
                 continue
+            if wanted.model == IN_DATABASE:
+                raise ValueError(
+                    f'{place}: "hana:" names no model; write "hana:SAP_GXY.20250407" or another of HANA\'s'
+                )
             given = [name for name in _OF_FOLDERS if getattr(wanted, name) is not None]
             if given:
                 raise ValueError(f"{place}: {', '.join(given)} cannot be set for {wanted.model!r}, which HANA computes")
