@@ -22,7 +22,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field
@@ -40,11 +40,17 @@ from tests.scaling import nodes
 
 MODEL = "hash:64"
 SHARES = {"node": 0.1, "driver": 0.06, "head": 1 / 150}  # of the kills; the rest are workers
-PAUSED_SHARE = 0.5  # of the workers of a node that is killed
-PAUSED_SECONDS = 25.0  # longer than Ray takes to notice that a node has gone
+CALM_SHARE = 0.1  # of the kills: of workers and nodes, in syncs at whose end all rows are checked
+PAUSED_SECONDS = 12.0  # longer than Ray takes to notice that a node has gone
+BUSY = "ray::Worker.run"  # title of a process that does a key range
 IDLE_SECONDS = 1.0, 12.0  # between two kills while no rows are written
 STILL_SECONDS = 900.0  # without a row or an end, after which a sync counts as hanging
-RECONNECT_SECONDS = "5"  # after which Ray ends a driver that has lost the head; its default is 60
+RAY = {
+    "RAY_gcs_rpc_server_reconnect_timeout_s": "5",  # after which a driver ends that has lost the head; default: 60
+    # How often a worker asks whether its node's raylet is there: workers of a killed node go on. The default is 1 s.
+    "RAY_raylet_death_check_interval_milliseconds": "60000",
+    "RAY_health_check_period_ms": "1000",  # five failures in a row are the death of a node; the default is 3 s
+}
 HOT = 200  # rows that change again and again
 WRITE_SECONDS, CHANGED = 0.5, 8  # between two transactions, and the updates of each; beside a deletion and an insertion
 BATCH = 10_000
@@ -92,12 +98,15 @@ def group_of(key: int) -> str:
     return f"G{key % 3}"
 
 
-def plan(kills: int, chance: random.Random) -> list[str]:
-    """Return who is killed, in random order."""
-    others = [kind for kind, share in SHARES.items() for _ in range(round(share * kills))]
-    kinds = others + ["worker"] * (kills - len(others))
-    chance.shuffle(kinds)
-    return kinds
+def plan(kills: int, chance: random.Random) -> tuple[list[str], list[str]]:
+    """Return who is killed while rows change, and who afterwards: a node and workers; each in random order."""
+    kinds = Counter({kind: max(round(share * kills), kind == "node") for kind, share in SHARES.items()})
+    kinds["worker"] = kills - kinds.total()
+    calm = Counter(node=1, worker=max(round(CALM_SHARE * kills), 2) - 1)
+    both = list((kinds - calm).elements()), list(calm.elements())
+    for each in both:
+        chance.shuffle(each)
+    return both
 
 
 # ---------------------------------------------------------------------------------------------------------- the cluster
@@ -111,7 +120,7 @@ class TwoNodes:
         self._token.write_text("a" * 64)
         self._token.chmod(0o600)
         mine = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(self._token)}
-        self._variables = {**variables, **mine, "RAY_gcs_rpc_server_reconnect_timeout_s": RECONNECT_SECONDS}
+        self._variables = {**variables, **mine, **RAY}
         self._folder, self._cpus, self._count = folder, cpus, 0
         self._starting = ThreadPoolExecutor(1, "second-node")
         self._first, self._second = ExitStack(), ExitStack()
@@ -132,16 +141,17 @@ class TwoNodes:
         scale = {"OWL_SAP_SCALE__ADDRESS": self.address, "OWL_SAP_SCALE__TOKEN_PATH": str(self._token)}
         return self._variables | scale
 
-    def kill_second(self, chance: random.Random) -> None:
-        """Kill the second node, and start another one without waiting for it. Some of its workers stand still from
-        before its end until after others have taken their place, and then go on for up to a second."""
-        self._pending.result()
-        for pid in self._workers({self._other.pid}):
-            if chance.random() < PAUSED_SHARE:
-                send(pid, signal.SIGSTOP)
-                threading.Timer(PAUSED_SECONDS, send, (pid, signal.SIGCONT)).start()
+    def kill_second(self) -> bool:
+        """Kill the second node if it does a key range, and start another one without waiting for it. Its workers stand
+        still from before its end until after others have taken their place, and then go on."""
+        if not self._pending.done() or not (workers := self._workers({self._other.pid}, BUSY)):
+            return False
+        for pid in workers:
+            send(pid, signal.SIGSTOP)
+            threading.Timer(PAUSED_SECONDS, send, (pid, signal.SIGCONT)).start()
         self._second.close()
         self._pending = self._starting.submit(self._start_second)
+        return True
 
     def kill_head(self) -> None:
         """Kill the first node; the second one ends without it. Then `restart`."""
@@ -156,8 +166,8 @@ class TwoNodes:
         """Return the ids of the workers' processes."""
         return self._workers({self._head.pid, *({self._other.pid} if self._pending.done() else ())})
 
-    def _workers(self, sessions: set[int]) -> list[int]:
-        return sorted(pid for pid, session, command in processes() if session in sessions and "ray::Worker" in command)
+    def _workers(self, sessions: set[int], title: str = "ray::Worker") -> list[int]:
+        return sorted(pid for pid, session, command in processes() if session in sessions and title in command)
 
     def _start_second(self) -> None:
         node = nodes.second(self._place(), self.address, self._cpus, **self._variables)
@@ -200,6 +210,7 @@ class Syncs:
     cluster: TwoNodes
     rows: int
     actors: int
+    page: int
     chance: random.Random
     plan: list[str] = field(default_factory=list)
     started: int = 0
@@ -209,7 +220,8 @@ class Syncs:
     failed: list[str] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
     reports: list[dict[str, Any]] = field(default_factory=list)
-    _over: threading.Event = field(default_factory=threading.Event)
+    _calm: bool = False
+    _deleted: list[int] = field(default_factory=list)
     _headless: bool = False
     _written: int = 0
     """Chunks that were ever written."""
@@ -220,25 +232,46 @@ class Syncs:
     def __post_init__(self) -> None:
         self._wanted = self.rows
 
-    def run(self) -> None:
-        """Sync until a sync ends by itself with no kill left, and once more when nothing changes any longer."""
-        with ThreadPoolExecutor(1) as beside:
-            changing = beside.submit(self._change_rows, random.Random(self.chance.random()))
-            try:
+    def run(self, calm: list[str]) -> None:
+        """Sync until a sync ends by itself with no kill left; then change rows between syncs only, with the kills of
+        `calm`. What the last sync should have done is left to no other."""
+        with self._beside(self._watch_versions):
+            with self._beside(self._change_rows, random.Random(self.chance.random())):
                 while not self.sync() or self.plan:
-                    assert not changing.done(), changing.result()
                     if self.reports and self.plan:
                         self._want_more()
+            self._calm = True
+            self.plan = calm
+            self._want_more()
+            while not self.sync() or self.plan:
+                self._want_more()
+
+    @contextmanager
+    def _beside(self, work: Callable[..., None], *arguments: Any) -> Iterator[None]:
+        """Run `work` in a thread, with a cursor and an event that ends it."""
+        over = threading.Event()
+        with (
+            closing(self.scene.emulator.connect(currentSchema=self.scene.schema)) as connection,
+            ThreadPoolExecutor(1) as thread,
+        ):
+            future = thread.submit(work, connection, over, *arguments)
+            try:
+                yield
             finally:
-                self._over.set()
-            changing.result()
-        assert self.sync(), self.failed
+                over.set()
+            future.result()
 
     def _want_more(self) -> None:
-        """Change a tenth of the rows: all are stored, and kills are left."""
-        self.scene.run(f'UPDATE "ROWS" SET "V" = "V" + 1 WHERE MOD("K", 20) = {2 * self.chance.randrange(10)}')
-        self._wanted = self._written + self.rows // 10
+        """Change a tenth of the rows, and forget the syncs before."""
+        self._wanted = self._written
+        self._change(10)
         self.reports.clear()
+
+    def _change(self, step: int) -> None:
+        """Change each row of `step`."""
+        changed = f'MOD("K", {2 * step}) = {2 * self.chance.randrange(step)}'
+        self.scene.run(f'UPDATE "ROWS" SET "V" = "V" + 1 WHERE {changed}')
+        self._wanted += self.rows // step
 
     def sync(self) -> bool:
         """Run `owl-sap sync` to its end. Return whether it ended well."""
@@ -279,10 +312,14 @@ class Syncs:
             self._written, self._moved = written, now
         assert now - self._moved < STILL_SECONDS, (self.scene.folder / "sync.log").read_text()[-2000:]
         rows, moment = self._due
-        if self.plan and not self._headless and (written >= rows or now >= moment) and self._kill(driver):
-            self.killed[self.plan.pop()] += 1
+        if self.plan and not self._headless and (written >= rows or now >= moment):
+            kind = self.plan.pop()
+            if self._kill(kind, driver):
+                self.killed[kind] += 1
+            else:
+                self.plan.insert(0, kind)
             self._choose_moment()
-            if self.killed.total() % 10 == 0:
+            if kind == "driver" or self.killed.total() % 10 == 0:
                 counts = (
                     f"{written} chunks, {self.started} syncs, {len(self.failed)} failed, killed {dict(self.killed)}"
                 )
@@ -294,16 +331,19 @@ class Syncs:
         moment = time.monotonic() + self.chance.uniform(*IDLE_SECONDS)
         self._due = self._written + self.chance.randint(1, 2 * gap + 1), moment
 
-    def _kill(self, driver: subprocess.Popen[str]) -> bool:
-        """Kill who is next. Return whether there was one."""
-        match self.plan[-1]:
+    def _kill(self, kind: str, driver: subprocess.Popen[str]) -> bool:
+        """Return whether there was one to kill."""
+        match kind:
             case "driver":
                 driver.kill()
                 driver.wait()
                 if self.chance.random() < 0.5:  # as if its lease had expired, while its workers may still be writing
                     self.scene.expire_lease()
             case "node":
-                self.cluster.kill_second(self.chance)
+                if not self.cluster.kill_second():
+                    return False
+                if not self._calm:  # some rows of each page that a worker has in hand
+                    self._change(self.page // 8)
             case "head":
                 self.cluster.kill_head()
                 self._headless = True
@@ -318,27 +358,30 @@ class Syncs:
             return 0
         return self.scene.run(f'SELECT MAX("ID") FROM "{TABLE}"')[0][0] or 0
 
-    def _change_rows(self, chance: random.Random) -> None:
-        """Change, delete and insert rows, and watch that none of them goes back in the store."""
+    def _change_rows(self, connection: Any, over: threading.Event, chance: random.Random) -> None:
+        """Change, delete and insert rows."""
         hot = [key for key in range(0, 2 * self.rows, max(2, 2 * (self.rows // HOT))) if "," not in text_of(key)]
-        used: set[int] = set()
-        seen: dict[int, int] = {}
-        with closing(self.scene.emulator.connect(currentSchema=self.scene.schema)) as connection:
-            cursor = connection.cursor()
-            while not self._over.wait(WRITE_SECONDS):
-                while (new := 2 * chance.randrange(self.rows) + 1) in used:
-                    pass
-                used.add(new)
-                *changed, deleted = chance.sample(hot, CHANGED + 1)
-                for key in changed:
-                    cursor.execute('UPDATE "ROWS" SET "V" = "V" + 1 WHERE "K" = ?', (key,))
-                cursor.execute('DELETE FROM "ROWS" WHERE "K" = ?', (deleted,))
-                cursor.execute('INSERT INTO "ROWS" VALUES (?, ?, ?, 0)', (new, text_of(new), group_of(new)))
+        used, cursor = set[int](), connection.cursor()
+        while not over.wait(WRITE_SECONDS):
+            while (new := 2 * chance.randrange(self.rows) + 1) in used:
+                pass
+            used.add(new)
+            *changed, deleted = chance.sample(hot, CHANGED + 1)
+            for key in changed:
+                cursor.execute('UPDATE "ROWS" SET "V" = "V" + 1 WHERE "K" = ?', (key,))
+            cursor.execute('DELETE FROM "ROWS" WHERE "K" = ?', (deleted,))
+            cursor.execute('INSERT INTO "ROWS" VALUES (?, ?, ?, 0)', (new, text_of(new), group_of(new)))
+            connection.commit()
+            hot[hot.index(deleted)] = new
+            self._deleted.append(deleted)
+
+    def _watch_versions(self, connection: Any, over: threading.Event) -> None:
+        """Watch that no row goes back in the store."""
+        versions, cursor = Versions(self.page), connection.cursor()
+        while not over.wait(WRITE_SECONDS):
+            if self._written:
+                self.wrong += list(versions.look(cursor, list(self._deleted)))
                 connection.commit()
-                hot[hot.index(deleted)] = new
-                if self._written:
-                    self.wrong += list(went_back(cursor, chance.sample(hot, HOT // 4), seen))
-                    connection.commit()
 
 
 def fill(scene: Scene, rows: int, page: int) -> None:
@@ -372,22 +415,35 @@ def login(scene: Scene) -> dict[str, str]:
     return {name: value for name, value in scene.variables().items() if not name.startswith(("OWL_SAP_", "RAY_"))}
 
 
-def went_back(cursor: Any, keys: Sequence[int], seen: dict[int, int]) -> Iterator[str]:
-    """Yield which rows the store has in an earlier version than before, or again after they had gone. `keys`: to look
-    at, beside those that were `seen` longest ago, as which version."""
-    asked = list(dict.fromkeys([*keys, *list(seen)[:HOT]]))
-    places = ", ".join("?" * len(asked))
-    cursor.execute(
-        f'SELECT "SRC_KEY", "VEC_TEXT" FROM "{TABLE}" WHERE "SRC_KEY" IN ({places})', [f"[{key}]" for key in asked]
-    )
-    found = {json.loads(id_)[0]: str(text) for id_, text in cursor.fetchall()}
-    for key in asked:
-        earlier = seen.pop(key, None)
-        version = int(VERSION.search(found[key])[1]) if key in found else GONE  # type: ignore[index]
-        if earlier is not None and version < earlier:
-            yield f"row {key} went back from version {'gone' if earlier == GONE else earlier} to {version}"
-        if key in found or earlier is not None:
-            seen[key] = version
+@dataclass
+class Versions:
+    """In which version each row was last seen in the store: GONE once it is not there any more. Of the records, the
+    last `overlap` are read again, because others may be committed between them."""
+
+    overlap: int
+    newest: dict[int, int] = field(default_factory=dict)
+    last: int = 0
+
+    def look(self, cursor: Any, deleted: Iterable[int]) -> Iterator[str]:
+        """Read what was written since the last call. Yield which rows went back. `deleted`: rows of the source."""
+        sql = f'SELECT "ID", "SRC_KEY", "VEC_TEXT" FROM "{TABLE}" WHERE "ID" > ? ORDER BY "ID"'
+        cursor.execute(sql, (self.last - self.overlap,))
+        for self.last, id_, text in cursor.fetchall():
+            if found := VERSION.search(text):
+                yield from self.note(int(id_[1:-1]), int(found[1]))
+        asked = [key for key in deleted if self.newest.get(key, GONE) != GONE][:HOT]
+        if asked:
+            places = ", ".join("?" * len(asked))
+            cursor.execute(
+                f'SELECT "SRC_KEY" FROM "{TABLE}" WHERE "SRC_KEY" IN ({places})', [f"[{key}]" for key in asked]
+            )
+            self.newest |= dict.fromkeys(set(asked) - {int(id_[1:-1]) for (id_,) in cursor.fetchall()}, GONE)
+
+    def note(self, key: int, version: int) -> Iterator[str]:
+        earlier = self.newest.get(key, 0)
+        if version < earlier:
+            yield f"row {key} was {'gone' if earlier == GONE else f'in version {earlier}'}, then in version {version}"
+        self.newest[key] = version
 
 
 # ------------------------------------------------------------------------------------------------- what the store holds
@@ -506,14 +562,15 @@ def spread(given: argparse.Namespace, report: Report) -> Iterator[Figure]:
         fill(few, given.rows // 10, given.page)
         fill(many, given.rows, given.page)
         cluster = held.enter_context(TwoNodes(folder, given.actors, login(many)))
-        tenth = Syncs(few, cluster, given.rows // 10, given.actors, chance)
+        tenth = Syncs(few, cluster, given.rows // 10, given.actors, given.page, chance)
         assert tenth.sync(), tenth.failed
         yield Figure(
             "rows a second, a tenth of the rows without kills", [tenth.reports[0]["rows_per_second"]], "rows/s"
         )
-        syncs = Syncs(many, cluster, given.rows, given.actors, chance, plan(given.kills, chance))
+        storm, calm = plan(given.kills, chance)
+        syncs = Syncs(many, cluster, given.rows, given.actors, given.page, chance, storm)
         start = time.perf_counter()
-        syncs.run()
+        syncs.run(calm)
         seconds = time.perf_counter() - start
         for kind, count in sorted(syncs.killed.items()):
             yield Figure(f"killed: {kind}", [count], "")

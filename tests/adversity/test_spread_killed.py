@@ -6,13 +6,14 @@ import argparse
 import json
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from app.src.benchmark.harness import Report
 from app.src.service.wiring import EngineEmbedder
 from hana_emulator.testing import Emulator
-from tests.adversity.kills import TABLE, TARGETS, covers, fill, owl_sap, spread, violations, went_back
+from tests.adversity.kills import TABLE, TARGETS, Versions, covers, fill, owl_sap, spread, violations
 from tests.adversity.scene import NAME, Scene
 
 ROWS, KILLS, SEED = 20_000, 20, 1
@@ -73,19 +74,30 @@ def test_chunks_that_leave_something_out_do_not_cover_a_text() -> None:
 
 
 class Cursor:
-    """A cursor whose every row is stored as the same version; None: as none."""
+    """What is stored: the records, and the ids of rows."""
 
-    version: int | None = None
+    def __init__(self) -> None:
+        self.records: list[tuple[int, str, str]] = []
+        self.ids: list[str] = []
 
-    def execute(self, sql: str, ids: list[str]) -> None:
-        self._ids = ids
+    def execute(self, sql: str, parameters: object) -> None:
+        self._found: list[Any] = [(id_,) for id_ in self.ids] if sql.startswith('SELECT "SRC_KEY"') else self.records
 
-    def fetchall(self) -> list[tuple[str, str]]:
-        return [(id_, f"pump in state {self.version}") for id_ in self._ids if self.version is not None]
+    def fetchall(self) -> list[Any]:
+        return self._found
 
 
 def test_a_row_that_goes_back_or_comes_again_is_found() -> None:
-    cursor, seen = Cursor(), dict[int, int]()
-    for version, wrong in ((None, 0), (0, 0), (2, 0), (2, 0), (1, 1), (None, 0), (None, 0), (3, 1)):
-        cursor.version = version
-        assert len(list(went_back(cursor, [1], seen))) == wrong
+    cursor, versions = Cursor(), Versions(10)
+
+    def look(version: int, *deleted: int) -> list[str]:
+        cursor.records = [(1, "[1]", "pump 1"), (2, "[1]", f"pump 1 in state {version}")]
+        return list(versions.look(cursor, deleted))
+
+    assert [look(version) for version in (0, 0, 2, 2)] == [[]] * 4
+    assert look(1) == ["row 1 was in version 2, then in version 1"]
+    cursor.ids = ["[1]"]
+    assert look(1, 1) == []
+    cursor.ids = []
+    assert look(1, 1) == []
+    assert look(1, 1) == ["row 1 was gone, then in version 1"]
