@@ -17,6 +17,8 @@ from connector.model import DatabaseModel, Vectors
 
 TextType = Literal["DOCUMENT", "QUERY"]
 PLAIN_WORD = "pump"
+TOGETHER = 16  # texts of one statement
+LONGEST_TOGETHER = 2500  # characters of such a text: an NVARCHAR has 5,000 UTF-16 units
 # SAP documents 256 tokens for SAP_NEB. For other models no limit was found; HANA cuts longer texts without an error.
 TOKEN_LIMIT, SPECIAL_TOKENS = 256, 2
 LANGUAGES = {"SAP_NEB.20240715": ("de", "en", "es", "fr", "pt")}
@@ -59,21 +61,40 @@ class HanaModel:
         self.dimension = int(dimension)
 
     def embed(self, texts: Sequence[str], kind: TextType) -> Vectors:
-        """Return float32 (n, dimension); NaN for a text that HANA rejects or gives no vector. One statement a text.
-        Raises StatementFailed if HANA rejects a plain word too."""
+        """Return float32 (n, dimension); NaN for a text that HANA rejects or gives no vector. Raises StatementFailed if
+        HANA rejects a plain word too."""
         vectors = np.full((len(texts), self.dimension), np.nan, np.float32)
-        sql = f"SELECT {embedding(self.model, kind=kind)} FROM DUMMY"
+        for start in range(0, len(texts), TOGETHER):
+            some = texts[start : start + TOGETHER]
+            short = max(map(len, some)) <= LONGEST_TOGETHER
+            found = self._together(some, kind) if short and len(some) > 1 else self._alone(some, kind)
+            for place, vector in found.items():
+                if vector is not None:
+                    vectors[start + place] = _vector(vector)
+        return vectors
+
+    def _together(self, texts: Sequence[str], kind: TextType) -> dict[int, Any]:
+        """Return REAL_VECTORs by position, from one statement; if HANA rejects some text, from a statement each."""
+        row = 'SELECT {} AS "PLACE", TO_NVARCHAR(?) AS "TEXT" FROM DUMMY'
+        rows = " UNION ALL ".join(map(row.format, range(len(texts))))
+        vector = embedding(self.model, '"TEXT"', kind)
+        sql, values = f'SELECT "PLACE", {vector} FROM ({rows})', (*parameters(self.model), *texts)
+        try:
+            return dict(self._pool.read(sql, values, doing="embedding texts in HANA"))
+        except (RowRejected, StatementFailed):
+            return self._alone(texts, kind)
+
+    def _alone(self, texts: Sequence[str], kind: TextType) -> dict[int, Any]:
+        sql, model = f"SELECT {embedding(self.model, kind=kind)} FROM DUMMY", parameters(self.model)
+        found = {}
         for place, text in enumerate(texts):
             try:
-                ((found,),) = self._pool.read(sql, (text, *parameters(self.model)), doing="embedding a text in HANA")
+                ((found[place],),) = self._pool.read(sql, (text, *model), doing="embedding a text in HANA")
             except RowRejected:
                 continue
             except StatementFailed:
                 self._pool.read(*probe(self.model), doing="embedding a plain word in HANA")
-                continue
-            if found is not None:
-                vectors[place] = _vector(found)
-        return vectors
+        return found
 
 
 def token_spans(text: str) -> list[tuple[int, int]]:

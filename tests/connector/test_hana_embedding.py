@@ -266,6 +266,22 @@ def test_queries_differ_from_documents_and_bad_texts_are_named(scene):
     assert caught.value.indices == (1, 3)
 
 
+def test_texts_are_embedded_several_in_a_statement_and_long_or_bad_ones_alone(scene):
+    model, sent = HanaModel(scene.pool, NEB), scene.sent
+    texts = [f"text {number}" for number in range(20)]
+    sent.clear()
+    vectors = model.embed(texts, "QUERY")
+    assert len(sent) == 2
+    assert np.isfinite(vectors).all()
+    for bad in ("poison", "pump " * 600):
+        some = [texts[0], bad, texts[2]]
+        sent.clear()
+        found = model.embed(some, "QUERY")
+        np.testing.assert_allclose(found[[0, 2]], vectors[[0, 2]], atol=1e-6)
+        assert np.isfinite(found[1]).all() == (bad != "poison")
+        assert len(sent) in (3, 5), "together, each alone, and a plain word; or each alone"
+
+
 @pytest.mark.parametrize("code", [258, 328])
 def test_an_instance_without_the_service_is_a_clear_error(code):
     said = pytest.raises(ConfigurationError, match=rf"code {code}.*Natural Language Processing")

@@ -350,8 +350,9 @@ def hanas_own_models(pool: HanaPool, schema: str) -> None:
             ends = Ends(HanaSource(pool), HanaStore(pool, schema), embedder)
             sync(spec, ends, SyncOptions(max_deletes=1.0))
             assert verify(spec, ends).ok
-            embedder.embed_query("text 3")
-            embedder.embed_documents(["text 3"])
+            for texts in (["text 3"], ["text 4", "text 5"]):
+                embedder.embed_queries(texts)
+                embedder.embed_documents(texts)
 
 
 def views_and_wrong_names(pool: HanaPool, hana: Any, schema: str) -> None:
