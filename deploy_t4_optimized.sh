@@ -68,7 +68,7 @@ deploy() {
     say "dry run: the host meets all requirements; nothing was changed."
     return
   fi
-  { start && wait_until_ready; } || give_up
+  { start && wait_until_ready "${own_services[@]}"; } || give_up
   prove
 }
 

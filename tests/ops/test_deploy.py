@@ -171,6 +171,7 @@ REFUSALS: dict[str, tuple[Callable[[Host], object], str, str]] = {
     "unhealthy": (set_to(STUB_HEALTH="running unhealthy"), "did not become ready", "docker logs"),
     "never ready": (set_to(STUB_HEALTH="running starting"), "did not become ready", "docker logs"),
     "worker unhealthy": (set_to(STUB_WORKER="exited "), "not become ready (c-worker: exited )", "docker logs c-worker"),
+    "no worker": (set_to(STUB_WORKER="gone"), "not become ready (worker: no such container)", "docker logs worker"),
     "search fails": (set_to(STUB_SEARCH="fails"), "ready, but the search above failed", "app doctor"),
 }
 
@@ -178,7 +179,7 @@ REFUSALS: dict[str, tuple[Callable[[Host], object], str, str]] = {
 OFTEN = {
     *("no docker", "no gpu", "old driver", "no .env", "open .env", "placeholder", "unquoted dollar", "open secret"),
     *("password in an open configuration", "configuration shut", "no configuration", "build fails", "search fails"),
-    *("unhealthy", "worker unhealthy", "shares of three"),
+    *("unhealthy", "worker unhealthy", "no worker", "shares of three"),
 }
 """The others are looked at in the slow suite: secrets that others could read, and one of each kind, are here."""
 

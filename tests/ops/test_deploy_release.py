@@ -190,10 +190,10 @@ def test_one_is_replaced_after_the_other_without_a_flag(both: Host) -> None:
     result = both.run(SCRIPT)
     assert result.returncode == 0, result.stderr
     assert ups(both) == ["--no-deps replica", ""]
-    assert "waiting until the replica is ready" in result.stdout
+    assert "waiting for replica (" in result.stdout
     assert serves(both) == replica(both) == "sha256:one"
     assert both.run(SCRIPT, "--rollback").returncode == 0
-    assert ups(both)[2:] == ["--no-deps replica", "api worker"]
+    assert ups(both)[2:4] == ["--no-deps replica", "api worker"]
     assert serves(both) == replica(both) == "sha256:zero"
 
 
@@ -202,7 +202,7 @@ def test_a_new_image_that_is_not_ready_in_the_second_service_does_not_reach_the_
     result = both.run(SCRIPT)
     assert result.returncode == 1
     assert "did not become ready (c-replica: running unhealthy)" in result.stderr
-    assert ups(both) == ["--no-deps replica", "--no-deps replica", "api worker"]
+    assert ups(both) == ["--no-deps replica", "api worker", "--no-deps replica"]
     assert not (both.folder.parent / "docker/recreated").exists(), "the first service was never replaced"
     assert serves(both) == replica(both) == tags(both)["t4"] == "sha256:zero"
 
@@ -215,6 +215,39 @@ def test_a_second_service_that_came_with_an_unhealthy_image_goes_back_too(host: 
     assert result.returncode == 1
     assert "the one before it serves again" in result.stderr
     assert serves(host) == replica(host) == "sha256:zero"
+
+
+def test_the_first_service_comes_first_where_it_is_not_healthy(both: Host) -> None:
+    both.variables["STUB_BAD"] = "sha256:zero"
+    result = both.run(SCRIPT)
+    assert result.returncode == 0, result.stderr
+    assert ups(both) == ["api worker", ""]
+
+
+def test_a_sick_second_service_holds_up_neither_a_deployment_nor_the_way_back(both: Host) -> None:
+    both.variables["STUB_REPLICA"] = "running unhealthy"
+    for flags, code, image in (((), 1, "sha256:one"), (("--rollback",), 0, "sha256:zero")):
+        result = both.run(SCRIPT, *flags)
+        assert (result.returncode, serves(both)) == (code, image), result.stderr
+        assert "not the second one or its proxy (c-replica: running unhealthy)" in result.stderr
+        assert "Going back" not in result.stderr
+
+
+def test_the_way_back_from_a_first_deployment_of_both_does_not_wait_for_the_second(host: Host) -> None:
+    running(host, "sha256:zero")
+    host.variables.update(STUB_BAD="sha256:one", STUB_REPLICA="running unhealthy")
+    result = host.run(SCRIPT, "--replicas")
+    assert ups(host) == ["", "api worker", "--no-deps replica"]
+    assert serves(host) == replica(host) == "sha256:zero"
+    assert "the one before it serves again" in result.stderr.splitlines()[-1]
+
+
+def test_a_stopped_second_service_still_belongs_to_a_deployment(both: Host) -> None:
+    both.variables["STUB_REPLICA"] = "exited "
+    assert both.run(SCRIPT).returncode == 1
+    assert ups(both) == ["--no-deps replica", ""]
+    assert (both.folder.parent / "docker/shares").read_text() == "0.25 0.3\n"
+    assert "replica: exited" in both.run(SCRIPT, "--status").stdout
 
 
 def test_status_shows_both_services(both: Host) -> None:

@@ -8,6 +8,17 @@ readonly driver_floor=525 driver_cuda13=580 disk_floor_gib=30
 
 # shellcheck disable=SC2034  # replica_ran is read where the containers are started
 compose=() replica_ran=no
+
+# container_of SERVICE [OPTION...]: its container, also a stopped one; nothing when there is none. Running ones come first,
+# because -a also lists what `compose run` left behind.
+container_of() {
+  local id
+  [[ $1 != api ]] || { printf '%s' "$container"; return; }
+  id=$("${compose[@]}" "${@:2}" ps -q "$1" 2>/dev/null | head -n 1)
+  [[ -n $id ]] || id=$("${compose[@]}" "${@:2}" ps -aq "$1" 2>/dev/null | head -n 1)
+  printf '%s' "$id"
+}
+
 check_docker() {
   command -v docker >/dev/null 2>&1 ||
     refuse "docker was not found. Install Docker Engine: https://docs.docker.com/engine/install/ (without Docker: pip install -e '.[hana,engine,serve]' && owl-sap serve)"
@@ -24,9 +35,9 @@ check_docker() {
   fi
   # Known to compose in every mode, so that --status shows these services too, and --no-monitoring leaves them alone.
   [[ $monitoring == no && $mode != status ]] || compose+=(--profile monitoring)
-  # A second service that runs belongs to every deployment, or it would go on with another image than the first one.
+  # A second service, running or stopped, belongs to every deployment, or it would go on with another image than the first one.
   # shellcheck disable=SC2034
-  [[ -z $("${compose[@]}" --profile replicas ps -q replica 2>/dev/null) ]] || replica_ran=yes replicas=yes
+  [[ -z $(container_of replica --profile replicas) ]] || replica_ran=yes replicas=yes
   [[ $replicas == no ]] || compose+=(--profile replicas)
 }
 

@@ -46,8 +46,12 @@ show_addresses() {
   say "A key for each client: ./scripts/keys create NAME --scope search   Status: ./deploy_t4_optimized.sh --status"
 }
 
+# 1 when only the second service is missing
 prove() {
+  local missing=0
   try_search
   record_result "serves"
+  second_is_ready || missing=1
   show_addresses
+  return $missing
 }

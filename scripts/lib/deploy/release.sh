@@ -2,14 +2,14 @@
 # Sourced by deploy_t4_optimized.sh: the image, its predecessor, start, readiness, the way back, and the status.
 # shellcheck disable=SC2154  # names of base.sh and of the script itself
 
-# What runs our image, but for the second service, which `start` knows. A way back leaves monitoring and the proxy alone:
-# they may not run here, and their images are others.
+# These decide whether an image serves. A way back leaves monitoring and the proxy alone: they may not run here, and their
+# images are others. The second service follows, but cannot prevent it.
 readonly own_services=(api worker)
 
 image_id() { docker image inspect --format '{{.Id}}' "$1" 2>/dev/null; }
 running_image() { docker inspect --format '{{.Image}}' "$container" 2>/dev/null; }
 image_label() { docker image inspect --format "{{index .Config.Labels \"org.opencontainers.image.$2\"}}" "$1" 2>/dev/null; }
-health() { docker inspect --format '{{.State.Status}} {{if .State.Health}}{{.State.Health.Status}}{{end}}' "$1" 2>/dev/null; }
+health() { [[ -z $1 ]] || docker inspect --format '{{.State.Status}} {{if .State.Health}}{{.State.Health.Status}}{{end}}' "$1" 2>/dev/null; }
 
 # What people call an image.
 described() {
@@ -88,54 +88,54 @@ worker_processors() {
   if [[ $count =~ ^[0-9]+$ && $count -gt 4 ]]; then printf '%s' $((count - 2)); else printf 2; fi
 }
 
-# start [SERVICE...]: these, or all; 1 when a second service that ran before does not become ready
+# bring_up [ARGUMENT...]: by compose, which replaces what changed, and only that
+bring_up() { step "the containers could not be started; the message above says why." "${compose[@]}" up -d --no-build "$@"; }
+
+# start [SERVICE...]: these, or all; 1 when the one that is replaced first does not become ready
 start() {
+  local before
   export_sums
   export OWL_WORKER_CPUS=${setting[OWL_WORKER_CPUS]:-$(worker_processors)}
   begin "starting the containers" "Some may run already. Deploy again, or go back: ./deploy_t4_optimized.sh --rollback"
-  # The second service alone at first: the proxy sends every request to the other one until it is ready.
-  if [[ $replica_ran == yes ]]; then
-    step "the second service could not be started; the message above says why." "${compose[@]}" up -d --no-build --no-deps replica
-    [[ $mode == dry-run ]] || wait_until_ready replica || return 1
+  # Start the second service first: the proxy sends every request to the other one until it is ready. But start the first one
+  # first if it is not healthy. A second service that was not healthy before says nothing about the image.
+  if [[ $replica_ran == yes && $(health "$container") == "running healthy" ]]; then
+    before=$(health "$(container_of replica)")
+    bring_up --no-deps replica
+    wait_until_ready replica || [[ $before != "running healthy" ]] || return 1
+  elif [[ $replica_ran == yes ]]; then
+    bring_up "${own_services[@]}"
+    wait_until_ready "${own_services[@]}" || return 1
   fi
-  # Compose replaces what changed, and only that.
-  step "the containers could not be started; the message above says why." "${compose[@]}" up -d --no-build "$@"
+  bring_up "$@"
   # It sees one file, not the folder, and a file that was replaced only after a restart.
   [[ $new_secrets != *metrics_token* || -z $prometheus_ran ]] ||
     step "Prometheus could not be restarted; the message above says why." "${compose[@]}" restart prometheus
 }
 
-# watched [SERVICE...]: the containers of these services; or all that have to be healthy, of which the service has a name
-watched() {
-  local service services=("$@")
-  if [[ $# -eq 0 ]]; then
-    printf '%s\n' "$container"
-    services=(worker)
-    [[ $replicas == no ]] || services+=(replica proxy)
-  fi
-  for service in "${services[@]}"; do "${compose[@]}" ps -q "$service" 2>/dev/null | head -n 1; done
-}
-
-# ready [SERVICE...]: 0 when all are healthy, 1 while one is not yet, 2 when one will not be; `standing` says which and how
+# ready SERVICE...: 0 when all are healthy, 1 while one is not yet, 2 when one will not be; `standing` says which and how
 standing=""
 ready() {
-  local name state_now all=0
-  while read -r name; do
+  local service name state_now all=0
+  for service in "$@"; do
+    name=$(container_of "$service")
     state_now=$(health "$name")
     case $state_now in
       "running healthy" | "running ") ;;
-      "" | exited* | dead* | restarting* | *unhealthy) standing="${name}: ${state_now:-no such container}"; return 2 ;;
+      "" | exited* | dead* | restarting* | *unhealthy) standing="${name:-$service}: ${state_now:-no such container}"; return 2 ;;
       *) standing="${name}: $state_now"; all=1 ;;
     esac
-  done < <(watched "$@")
+  done
   return $all
 }
 
-# wait_until_ready [SERVICE...]: 1 when the time is over or something ended. The last lines of the log then go to stderr.
+# wait_until_ready SERVICE...: 1 when the time is over or something ended. The last lines of the log then go to stderr. In a
+# dry run there is nothing to wait for.
 wait_until_ready() {
-  local limit=${OWL_DEPLOY_WAIT:-420} answer=1
+  local limit=${OWL_DEPLOY_WAIT:-420} answer=1 names="$*"
+  [[ $mode != dry-run ]] || return 0
   begin "waiting until the service is ready" "Containers run. Look: --status; deploy again; or go back: --rollback"
-  say "waiting until the ${1:-service} is ready (at most $limit s)"
+  say "waiting for ${names// / and } (at most $limit s)"
   SECONDS=0
   while [[ $SECONDS -le $limit ]]; do
     ready "$@" && return 0
@@ -145,6 +145,20 @@ wait_until_ready() {
   done
   docker logs --tail 20 "${standing%%:*}" >&2 2>&1
   return 1
+}
+
+# 0 when there is no second service, or it and the proxy are ready
+second_is_ready() {
+  [[ $replicas == no ]] || wait_until_ready replica proxy ||
+    { warn "the first service is ready, but not the second one or its proxy ($standing). Look: ./deploy_t4_optimized.sh --status"; return 1; }
+}
+
+# Start what runs our image with the image that the tag names now; 1 when api or worker does not become ready. A second
+# service that does not start or become ready is only reported: `refuse` ends no more than the shell in parentheses.
+go_back() {
+  start "${own_services[@]}" && wait_until_ready "${own_services[@]}" || return 1
+  [[ $replicas == no ]] || { (bring_up --no-deps replica) && second_is_ready; }
+  return 0
 }
 
 # What to add to a message where there is an image to go back to.
@@ -167,8 +181,8 @@ give_up() {
   tag "$old_image" "$image"
   # The image before the one that serves again, as it was before this run.
   if [[ -n $earlier_image ]]; then tag "$earlier_image" "$previous_image"; else docker rmi "$previous_image" >/dev/null 2>&1; fi
-  replica_ran=$replicas   # it does now
-  { start "${own_services[@]}" && wait_until_ready; } ||
+  replica_ran=no   # the image served before, so the second service need not try it first
+  go_back ||
     refuse "the image that served before does not become ready either ($standing): look at HANA, .env and owl-sap.toml rather than at the image."
   record_result "went back"
   refuse "the new image does not become ready; the one before it serves again. What the new one said is in $state/failed.log."
@@ -185,10 +199,10 @@ rollback() {
   # Swapped, so that a second --rollback comes back here.
   [[ -z $now ]] || step "the image could not be tagged; the message above says why." docker tag "$now" "$previous_image"
   if [[ $mode == dry-run ]]; then
-    start "${own_services[@]}"
+    go_back
     return
   fi
-  if ! { start "${own_services[@]}" && wait_until_ready; }; then
+  if ! go_back; then
     record_result "rolled back, not ready"
     refuse "the image before does not become ready ($standing); its last lines stand above. Forward again: ./deploy_t4_optimized.sh --rollback"
   fi
@@ -212,7 +226,7 @@ show_status() {
   say "$container: $state_now, $url"
   if [[ $replicas == yes ]]; then
     for service in replica proxy; do
-      other=$(health "$(watched "$service")")
+      other=$(health "$(container_of "$service")")
       [[ $other == "running healthy" ]] || all=1
       say "$service: ${other:-no such container}"
     done
