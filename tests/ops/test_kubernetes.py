@@ -551,7 +551,7 @@ def test_pod_of_ray_authenticates_by_a_file_and_reports_nothing(deployment: Docu
     assert "RAY_AUTH_TOKEN" not in variables
     volumes = {volume["name"]: volume for volume in pod_of(deployment)["volumes"]}
     token = volumes["token"]["secret"]
-    assert token["defaultMode"] == 0o400
+    assert token["defaultMode"] == 0o440, "fsGroup opens any stricter one to the group"
     (file,) = {document["metadata"]["name"]: document for document in of_kind("Secret")}[token["secretName"]][
         "stringData"
     ]
@@ -612,6 +612,20 @@ def test_the_settings_of_the_sync_are_understood(tmp_path: Path) -> None:
     settings = load(environ=given, folder=tmp_path).settings
     assert (settings.scale.address, settings.scale.ranges) == (f"{RAY['metadata']['name']}-head-svc:6379", False)
     assert settings.hana.host == "any.host"
+
+
+def test_the_commands_of_the_docs_name_what_there_is() -> None:
+    """Each command about the cluster or its sync, in our namespace; a sync after the nodes are ready."""
+    text = (ROOT / "docs/kubernetes.md").read_text(encoding="utf-8")
+    commands = re.findall(r"^kubectl (?:patch|wait|create job) .*", text, re.M)
+    names = (f"raycluster/{RAY['metadata']['name']} ", f"raycluster {RAY['metadata']['name']} ")
+    for command in commands:
+        assert f"--namespace {only(FOLDER / 'base/namespace.yaml')['metadata']['name']} " in command
+        assert f"--from=cronjob/{RAY_SYNC['metadata']['name']} " in command or any(name in command for name in names)
+    assert re.findall(r'RayCluster\w+|"suspend": \w+|create job', "".join(commands)) == [
+        *("RayClusterProvisioned", "create job"),
+        *('"suspend": true', "RayClusterSuspended", '"suspend": false', "RayClusterProvisioned"),
+    ]
 
 
 def test_only_nodes_of_ray_reach_each_other() -> None:
