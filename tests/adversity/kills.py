@@ -231,6 +231,7 @@ class Syncs:
 
     def __post_init__(self) -> None:
         self._wanted = self.rows
+        self._free = set(range(3, 2 * self.rows, 4))  # keys of no row; those of `_change_rows` are 1, 5, 9 ...
 
     def run(self, calm: list[str]) -> None:
         """Sync until a sync ends by itself with no kill left; then change rows between syncs only, with the kills of
@@ -262,9 +263,13 @@ class Syncs:
             future.result()
 
     def _want_more(self) -> None:
-        """Change a tenth of the rows, and forget the syncs before."""
+        """Change a tenth of the rows, insert a fiftieth, and forget the syncs before."""
         self._wanted = self._written
         self._change(10)
+        new = self.chance.sample(sorted(self._free), self.rows // 50)
+        self._free.difference_update(new)
+        insert(self.scene, new)
+        self._wanted += len(new)
         self.reports.clear()
 
     def _change(self, step: int) -> None:
@@ -363,7 +368,7 @@ class Syncs:
         hot = [key for key in range(0, 2 * self.rows, max(2, 2 * (self.rows // HOT))) if "," not in text_of(key)]
         used, cursor = set[int](), connection.cursor()
         while not over.wait(WRITE_SECONDS):
-            while (new := 2 * chance.randrange(self.rows) + 1) in used:
+            while (new := 4 * chance.randrange(self.rows // 2) + 1) in used:
                 pass
             used.add(new)
             *changed, deleted = chance.sample(hot, CHANGED + 1)
@@ -391,9 +396,13 @@ def fill(scene: Scene, rows: int, page: int) -> None:
     scene.run('DROP TABLE "ROWS"')
     columns = '"K" INTEGER PRIMARY KEY, "TXT" NVARCHAR(500), "GRP" NVARCHAR(3), "V" INTEGER'
     scene.run(f'CREATE COLUMN TABLE "ROWS" ({columns})')
-    for start in range(0, rows, BATCH):
-        keys = [2 * number for number in range(start, min(start + BATCH, rows))]
-        scene.run('INSERT INTO "ROWS" VALUES (?, ?, ?, 0)', *((key, text_of(key), group_of(key)) for key in keys))
+    insert(scene, range(0, 2 * rows, 2))
+
+
+def insert(scene: Scene, keys: Sequence[int]) -> None:
+    for start in range(0, len(keys), BATCH):
+        some = [(key, text_of(key), group_of(key)) for key in keys[start : start + BATCH]]
+        scene.run('INSERT INTO "ROWS" VALUES (?, ?, ?, 0)', *some)
 
 
 @contextmanager
