@@ -141,7 +141,9 @@ def configuration(folder: Path, token: str, targets: dict[str, list[str]]) -> Pa
     config["rule_files"] = [str(PROMETHEUS / path) for path in config["rule_files"]]
     for job in config["scrape_configs"]:
         job["static_configs"] = [{"targets": targets[job["job_name"]]}]
-        job.pop("dns_sd_configs", None)  # names of containers
+        for found in job.pop("dns_sd_configs", ()):  # the name of a container: here it leads to the first service
+            meta = {"__meta_dns_name": found["names"][0]}
+            job["static_configs"].append({"targets": targets[job["job_name"]], "labels": meta})
         if "authorization" in job:
             assert job["authorization"]["credentials_file"] == "/run/secrets/metrics_token"
             job["authorization"]["credentials_file"] = str(token_file)

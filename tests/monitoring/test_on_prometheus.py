@@ -37,6 +37,12 @@ def test_all_that_is_scraped_is_up(monitored: Monitored) -> None:
     assert {each["metric"]["job"]: each["value"][1] for each in found} == dict.fromkeys(jobs, "1")
 
 
+def test_a_second_service_is_an_instance_with_its_name(monitored: Monitored) -> None:
+    """Not the container's address, which is another one after each deployment."""
+    found = {each["metric"]["instance"] for each in monitored.query('up{job="owl-sap-api"}')}
+    assert found == {monitored.api.removeprefix("http://"), "replica:8000"}
+
+
 def test_every_panel_has_data(monitored: Monitored) -> None:
     """In one test: each query takes a millisecond, and what is missing is seen together."""
     missing, asked = [], panel_queries()

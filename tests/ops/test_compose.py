@@ -119,10 +119,11 @@ def test_the_service_listens_inside_with_keys_and_leaves_jobs_to_the_worker() ->
 
 def test_the_replica_is_as_the_service_and_the_proxy_leads_to_both() -> None:
     api, replica = dict(SERVICES["api"]), dict(SERVICES["replica"])
-    own = {"build", "container_name", "ports", "profiles"}
+    own = {"build", "container_name", "ports", "profiles", "networks"}
     assert {key: value for key, value in replica.items() if key not in own} == {
         key: value for key, value in api.items() if key not in own
     }
+    assert set(replica["networks"]) == set(api["networks"])
     assert "data:/data" in replica["volumes"], "one file of job records, and one kernel"
     text = (ROOT / "deployment/nginx/replicas.conf").read_text(encoding="utf-8")
     port = api["environment"]["OWL_SAP_API__PORT"]
@@ -212,9 +213,13 @@ def test_prometheus_asks_services_of_its_networks_where_they_listen() -> None:
     # By its name, which is not known while it does not run: a fixed target would be missed without the profile.
     (found,) = api["dns_sd_configs"]
     (relabelled,) = api["relabel_configs"]
-    assert found["names"] == ["replica"]
+    assert found["names"] == SERVICES["replica"]["networks"]["monitoring"]["aliases"]
+    assert SERVICES["prometheus"]["dns_search"] == ".", "the token would go to a host of that name in a search domain"
     assert relabelled["source_labels"] == ["__meta_dns_name"], "which a fixed target has not"
-    targets += [relabelled["replacement"].replace("$1", name) for name in found["names"]]
+    for name in found["names"]:
+        match = re.fullmatch(relabelled["regex"], name)
+        assert match is not None
+        targets.append(match.expand(relabelled["replacement"].replace("$", "\\")))
     assert targets[-1].endswith(f":{found['port']}")
     ports = {
         "api": SERVICES["api"]["environment"]["OWL_SAP_API__PORT"],
