@@ -21,6 +21,10 @@ class ConnectorError(Exception):
         super().__init__(message)
         self.code = code
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle without calling `__init__`, whose parameters differ between classes."""
+        return Exception.__new__, (type(self), *self.args), vars(self)
+
 
 # ------------------------------------------------------------------------ the configuration cannot work: exit code 2
 

@@ -47,9 +47,12 @@ class WorkerLost(Exception):
 
 
 class Workers(Protocol):
-    """Where tasks run, `count` at a time; 0 once no worker is left."""
+    """Where tasks run."""
 
-    count: int
+    @property
+    def count(self) -> int:
+        """How many tasks may run at a time; 0 once no worker is left."""
+        ...
 
     def submit(self, task: RangeTask) -> Future[RangeReport]:
         """Run the task in a worker. The future raises WorkerLost if the worker dies, else the error of the task."""

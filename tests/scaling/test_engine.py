@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import pickle
 import platform
 import re
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,11 +20,14 @@ from app.src.core.pool import EnginePool
 from app.src.core.queue import WorkerDied
 from app.src.scaling.engine import WorkerEngine
 from app.src.scaling.worker import Block, Worker
-from app.src.service.ranges import RangeWorkers
+from app.src.service.ranges import Order, RangeWorkers, work
+from connector.errors import SyncPaused
 from connector.sync.options import SyncReport
 from connector.sync.ranges import IdSums, RangeReport, WorkerLost
 
 OPTIONS = EngineOptions(model="hash:64", device="cpu")
+REPORT = RangeReport(SyncReport("rows"), IdSums(b""))
+TASK: Any = None
 TEXTS = [f"pump number {number} leaks" for number in range(3000)]
 
 
@@ -87,24 +92,55 @@ def test_a_range_whose_worker_is_lost_goes_to_another(error: EngineError, monkey
     failed.set_exception(error)
     monkeypatch.setattr(worker, "call", lambda *_: failed)
     with pytest.raises(WorkerLost, match=str(error)):
-        RangeWorkers([member], None).submit(None).result(30)  # type: ignore[arg-type]
+        RangeWorkers([member], None).submit(TASK).result(30)
 
 
-def test_a_worker_that_failed_gets_no_more_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
-    workers = LocalWorker(), LocalWorker()
+@pytest.fixture
+def two(monkeypatch: pytest.MonkeyPatch) -> tuple[RangeWorkers, LocalWorker, Future[Any]]:
+    """Two workers, the first one, and its answer. The other one answers `REPORT` at once."""
+    workers, answer, done = (LocalWorker(), LocalWorker()), Future[Any](), Future[Any]()
     members = pool_of(*workers).members
-    ranges = RangeWorkers(members, None)
-    gone = Future[Any]()
-    gone.set_exception(DeviceFailed("no worker starts"))
-    monkeypatch.setattr(workers[0], "call", lambda *_: gone)
-    monkeypatch.setattr(workers[0], "failed", "no worker starts")
-    answer, report = Future[Any](), RangeReport(SyncReport("rows"), IdSums(b""))
-    answer.set_result(report)
-    monkeypatch.setattr(workers[1], "call", lambda *_: answer)
+    done.set_result(REPORT)
+    monkeypatch.setattr(workers[0], "call", lambda *_: answer)
+    monkeypatch.setattr(workers[1], "call", lambda *_: done)
+    return RangeWorkers(members, None), workers[0], answer
+
+
+Two = tuple[RangeWorkers, LocalWorker, Future[Any]]
+
+
+def test_a_worker_that_failed_gets_no_more_ranges(two: Two) -> None:
+    ranges, first, answer = two
+    lost = ranges.submit(TASK)
+    first.failed = "no worker starts"
+    answer.set_exception(DeviceFailed(first.failed))
     with pytest.raises(WorkerLost):
-        ranges.submit(None).result(30)  # type: ignore[arg-type]
-    assert [ranges.submit(None).result(30) for _ in range(3)] == 3 * [report]  # type: ignore[arg-type]
-    assert (ranges.count, RangeWorkers(members, None).count) == (1, 1)
+        lost.result(30)
+    assert [ranges.submit(TASK).result(30) for _ in range(3)] == 3 * [REPORT]
+    assert ranges.count == 1
+
+
+def test_a_worker_whose_process_starts_gets_no_range_while_others_work(two: Two) -> None:
+    ranges, first, _ = two
+    assert ranges.count == 2
+    first.ready = False
+    assert [ranges.submit(TASK).result(30) for _ in range(3)] == 3 * [REPORT]
+    assert ranges.count == 1
+    for member in ranges._members:
+        member.worker.ready = False  # type: ignore[misc]
+    assert ranges.count == 2, "all wait"
+
+
+def test_an_error_with_attributes_comes_out_of_a_range_as_it_was(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def paused(*_: object) -> None:
+        raise SyncPaused("half of the rows are gone", reason="max_deletes")
+
+    monkeypatch.setattr("app.src.service.ranges._parts", paused)
+    error = pickle.loads(pickle.dumps(work(Worker(), Order("run", None, tmp_path, OPTIONS, TASK))))
+    assert (type(error), error.reason) == (SyncPaused, "max_deletes")
+    assert str(error) == f"{platform.node()}: half of the rows are gone"
 
 
 def test_errors_of_loading_name_the_node() -> None:

@@ -64,7 +64,7 @@ def begin(ray: Any, callbacks: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPat
 
     def start(*workers: list[Process]) -> Cluster:
         def started(*_: object) -> list[RayWorker]:
-            return [RayWorker(iter(processes).__next__, callbacks) for processes in workers]
+            return [RayWorker(iter(processes).__next__, callbacks, lambda: True) for processes in workers]
 
         monkeypatch.setattr(Cluster, "start", started)
         return held.enter_context(closing(Cluster(ScaleSettings(actors=2))))
@@ -116,6 +116,20 @@ def test_a_worker_whose_device_fails_is_left_out_but_other_errors_are_raised(beg
         begin([Process(load=DeviceFailed("node-2"))]).engine(OPTIONS)
     with pytest.raises(ModelNotFound, match="node-2"):
         begin([Process()], [Process(load=ModelNotFound("node-2: no such model"))]).engine(OPTIONS)
+
+
+def test_a_worker_that_is_left_out_ends_unless_an_earlier_model_uses_it(
+    begin: Begin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    killed: list[Process] = []
+    monkeypatch.setattr(cluster, "_kill", killed.append)
+    failing, first, second = Process(load=DeviceFailed("node-2: the card fell off the bus")), Process(), Process()
+    begun = begin([failing], [first], [second])
+    with begun.engine(OPTIONS) as earlier:
+        assert killed == [failing]
+        second.answers["load"] = failing.answers["load"]
+        with begun.engine(OPTIONS) as pool:
+            assert (len(earlier.members), len(pool.members), killed) == (2, 1, [failing])
 
 
 @pytest.mark.parametrize("known", [{}, REPORT["versions"] | {"numpy": "1.0"}])

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import ExitStack, closing, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,6 +23,7 @@ from app.src.core.onnx_export.serving import GraphOptions
 from app.src.core.queue import WorkerDied
 from app.src.scaling import cluster
 from app.src.scaling.cluster import STARTS, Cluster, RayWorker
+from app.src.scaling.worker import Worker
 from app.src.settings.model import ScaleSettings
 from connector.errors import ConfigurationError, Unavailable
 from tests.core.conftest import make_tiny_folder
@@ -31,7 +33,7 @@ OPTIONS = EngineOptions(model="hash:64")
 
 
 class Handle:
-    """A process whose calls the test answers, in order."""
+    """A process whose calls the test answers."""
 
     def __init__(self) -> None:
         self.calls: list[Future[Any]] = []
@@ -43,6 +45,14 @@ class Handle:
 
         return SimpleNamespace(remote=remote)
 
+    def answer(self, number: int, content: object) -> None:
+        """Wait for the call, and answer it."""
+        until(lambda: len(self.calls) > number)
+        if isinstance(content, Exception):
+            self.calls[number].set_exception(content)
+        else:
+            self.calls[number].set_result(content)
+
 
 class Processes(list[Handle]):
     """The processes that were started."""
@@ -50,6 +60,18 @@ class Processes(list[Handle]):
     def __call__(self) -> Handle:
         self.append(Handle())
         return self[-1]
+
+    def nth(self, number: int) -> Handle:
+        """Wait until it has been started."""
+        until(lambda: len(self) > number)
+        return self[number]
+
+
+def until(reached: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not reached():
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
 
 
 @pytest.fixture
@@ -65,85 +87,124 @@ def settled(callbacks: ThreadPoolExecutor) -> None:
     callbacks.submit(lambda: None).result(30)
 
 
+Begin = Callable[..., RayWorker]
+
+
+@pytest.fixture
+def begin(callbacks: ThreadPoolExecutor) -> Iterator[Begin]:
+    """`begin(processes, others=...)`: a worker with these processes; `others`: whether others work."""
+    with ExitStack() as held:
+
+        def started(processes: Callable[[], Handle], *, others: bool = False) -> RayWorker:
+            return held.enter_context(closing(RayWorker(processes, callbacks, lambda: others)))
+
+        yield started
+
+
+@pytest.fixture
+def died(ray: Any) -> Exception:
+    error: Exception = ray.exceptions.ActorDiedError()
+    return error
+
+
+REPORT = Worker().report()
+
+
 def test_a_dead_worker_is_replaced_and_its_cause_is_told(
-    ray: Any, callbacks: ThreadPoolExecutor, caplog: pytest.LogCaptureFixture
+    ray: Any, begin: Begin, caplog: pytest.LogCaptureFixture
 ) -> None:
     processes = Processes()
-    worker = RayWorker(processes, callbacks)
-    processes[0].calls[0].set_result({})
+    worker = begin(processes)
     block = worker.call("embed")
-    processes[0].calls[1].set_exception(ray.exceptions.OutOfMemoryError("a killed task\nthe node has 3 MB left"))
+    assert len(processes[0].calls) == 1, "calls wait for the report"
+    processes[0].answer(0, REPORT)
+    processes[0].answer(1, ray.exceptions.OutOfMemoryError("a killed task\nthe node has 3 MB left"))
     with pytest.raises(WorkerDied, match=r"OutOfMemoryError: the node has 3 MB left"):
         block.result(30)
     assert len(processes) == 2
     assert "the node has 3 MB left" in caplog.text
     assert (worker.ready, worker.deaths) == (False, 1)
-    worker.close()
 
 
-def test_a_late_answer_of_a_dead_worker_counts_nothing(ray: Any, callbacks: ThreadPoolExecutor) -> None:
+def test_a_late_answer_of_a_dead_worker_counts_nothing(begin: Begin, died: Exception) -> None:
     processes = Processes()
-    worker = RayWorker(processes, callbacks)
+    worker = begin(processes)
     late, block = worker.call("embed"), worker.call("embed")
-    processes[0].calls[2].set_exception(ray.exceptions.ActorDiedError())
+    processes[0].answer(0, REPORT)
+    processes[0].answer(2, died)
     with pytest.raises(WorkerDied):
         block.result(30)
-    processes[0].calls[1].set_result("vectors")
+    processes[0].answer(1, "vectors")
     assert late.result(30) == "vectors"
     assert (worker.ready, worker.deaths) == (False, 1)
-    worker.close()
+
+
+@pytest.mark.parametrize("kind", ["RaySystemError", "ObjectStoreFullError", "RayTaskError"])
+def test_an_error_of_ray_that_ends_no_process_replaces_none(ray: Any, begin: Begin, kind: str) -> None:
+    """A RaySystemError is also an answer that cannot be unpickled."""
+    arguments = ("embed", "", TypeError("no reason")) if kind == "RayTaskError" else ("TypeError: no reason",)
+    processes = Processes()
+    worker = begin(processes)
+    block = worker.call("embed")
+    processes[0].answer(0, REPORT)
+    processes[0].answer(1, getattr(ray.exceptions, kind)(*arguments))
+    with pytest.raises(
+        EngineError, match="ObjectStoreFullError" if kind == "ObjectStoreFullError" else "no reason"
+    ) as caught:
+        block.result(30)
+    assert type(caught.value) is EngineError
+    assert (len(processes), worker.ready) == (1, True)
 
 
 def test_a_worker_whose_processes_do_not_start_fails_without_blaming_texts(
-    ray: Any, callbacks: ThreadPoolExecutor
+    begin: Begin, callbacks: ThreadPoolExecutor, died: Exception
 ) -> None:
     processes = Processes()
-    worker = RayWorker(processes, callbacks)
+    worker = begin(processes)
+    block = worker.call("embed")
     for number in range(STARTS):
-        processes[number].calls[0].set_exception(ray.exceptions.ActorDiedError())
+        processes[number].answer(0, died)
         settled(callbacks)
     assert len(processes) == STARTS
-    block = worker.call("embed")
-    processes[-1].calls[-1].set_exception(ray.exceptions.ActorDiedError())
-    with pytest.raises(DeviceFailed, match="died before they answered, the last one of ActorDiedError"):
-        block.result(30)
-    worker.close()
+    for call in (block, worker.call("embed")):
+        with pytest.raises(DeviceFailed, match="died before they answered, the last one of ActorDiedError"):
+            call.result(30)
 
 
-def test_a_worker_that_has_answered_once_may_die_often_and_has_one_time_limit(
-    ray: Any, callbacks: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.proves(32)
+def test_a_worker_that_worked_starts_again_however_often_its_processes_are_killed(
+    begin: Begin, died: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before = set(threading.enumerate())
+    monkeypatch.setattr(cluster, "PAUSE_SECONDS", 0.01)
     processes = Processes()
-    worker = RayWorker(processes, callbacks)
-    processes[0].calls[0].set_result({})
-    settled(callbacks)
-    worker.call("embed")
-    for number in range(2 * STARTS):
-        processes[number].calls[-1].set_exception(ray.exceptions.ActorDiedError())
-        settled(callbacks)
-    timers = [each for each in set(threading.enumerate()) - before if isinstance(each, threading.Timer)]
-    assert (len(processes), worker.deaths, worker.failed) == (2 * STARTS + 1, 2 * STARTS, "")
-    (timer,) = (each for each in timers if not each.finished.is_set())
-    monkeypatch.setattr(ray, "kill", lambda _: None)
-    timer.function()  # the time is over
-    assert "did not start within" in worker.failed
-    worker.close()
-
-
-def test_an_error_of_starting_another_worker_ends_the_call(ray: Any, callbacks: ThreadPoolExecutor) -> None:
-    handle = Handle()
-    started = iter([handle])
-    worker = RayWorker(lambda: next(started), callbacks)
+    worker = begin(processes)
+    processes.nth(0).answer(0, REPORT)
+    worker.call("load")
+    processes.nth(0).answer(1, died)
+    processes.nth(1)
     block = worker.call("embed")
-    handle.calls[1].set_exception(ray.exceptions.ActorDiedError())
-    with pytest.raises(EngineError, match="StopIteration"):
-        block.result(30)
-    worker.close()
+    for number in range(1, 3 * STARTS):
+        processes.nth(number).answer(0, died)
+    last = processes.nth(3 * STARTS)
+    assert (worker.failed, worker.deaths, block.done()) == ("", 3 * STARTS, False)
+    last.answer(0, REPORT)
+    last.answer(1, "vectors")
+    assert block.result(30) == "vectors"
+    assert (worker.ready, worker.deaths) == (True, 0)
+
+
+def test_an_error_of_starting_another_worker_ends_the_calls(begin: Begin, died: Exception) -> None:
+    handle = Handle()
+    worker = begin(iter([handle]).__next__)
+    block = worker.call("embed")
+    handle.answer(0, died)
+    for call in (block, worker.call("embed")):
+        with pytest.raises(DeviceFailed, match="cannot be started: StopIteration"):
+            call.result(30)
 
 
 def test_a_process_that_could_not_be_started_counts_as_a_death(
-    ray: Any, callbacks: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+    ray: Any, begin: Begin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object) -> None:
         raise ray.exceptions.RaySystemError("failed to register actor")
@@ -151,35 +212,89 @@ def test_a_process_that_could_not_be_started_counts_as_a_death(
     processes = Processes()
     monkeypatch.setattr(Handle, "__getattr__", lambda *_: SimpleNamespace(remote=refuse))
     monkeypatch.setattr(ray, "kill", refuse)
-    worker = RayWorker(processes, callbacks)
-    for _ in range(STARTS - 1):
-        settled(callbacks)
     with pytest.raises(DeviceFailed, match="failed to register actor"):
-        worker.call("embed").result(30)
-    worker.close()
+        begin(processes).call("embed").result(30)
+    assert len(processes) == STARTS
 
 
-def test_a_closed_worker_starts_no_process(ray: Any, callbacks: ThreadPoolExecutor) -> None:
+def test_a_closed_worker_starts_no_process(begin: Begin, died: Exception, callbacks: ThreadPoolExecutor) -> None:
     processes = Processes()
-    worker = RayWorker(processes, callbacks)
+    worker = begin(processes)
     block = worker.call("embed")
     worker.close()
-    processes[0].calls[1].set_exception(ray.exceptions.ActorDiedError())
-    with pytest.raises(EngineClosed):
-        block.result(30)
+    processes[0].answer(0, died)
+    for call in (block, worker.call("embed")):
+        with pytest.raises(EngineClosed):
+            call.result(30)
+    settled(callbacks)
     assert len(processes) == 1
 
 
-def test_the_timer_of_a_start_ends_with_the_first_answer(callbacks: ThreadPoolExecutor) -> None:
+def test_the_limit_of_a_start_ends_with_the_first_answer(begin: Begin) -> None:
     before = set(threading.enumerate())
     processes = Processes()
-    worker = RayWorker(processes, callbacks)
+    worker = begin(processes)
     timers = [thread for thread in set(threading.enumerate()) - before if isinstance(thread, threading.Timer)]
     assert len(timers) == 1
-    processes[0].calls[0].set_result({})
+    processes[0].answer(0, REPORT)
     timers[0].join(30)
     assert not timers[0].is_alive()
     assert worker.ready
+
+
+@pytest.mark.parametrize(("worked", "others"), [(False, True), (True, False)])
+@pytest.mark.proves(32)
+def test_a_worker_that_does_not_start_in_time_fails(
+    begin: Begin, died: Exception, monkeypatch: pytest.MonkeyPatch, *, worked: bool, others: bool
+) -> None:
+    processes = Processes()
+    monkeypatch.setattr(cluster, "START_SECONDS", 300 if worked else 0.05)
+    worker = begin(processes, others=others)
+    if worked:
+        processes[0].answer(0, REPORT)
+        worker.call("load")
+        monkeypatch.setattr(cluster, "START_SECONDS", 0.05)
+        processes.nth(0).answer(1, died)
+        processes.nth(1)
+    with pytest.raises(DeviceFailed, match="did not start within 0 s"):
+        worker.call("embed").result(30)
+    assert "did not start" in worker.failed
+
+
+@pytest.mark.proves(33)
+def test_a_worker_whose_node_is_away_waits_on_as_long_as_others_work_and_they_do_its_blocks(
+    begin: Begin, died: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    processes = Processes()
+    worker = begin(processes, others=True)
+    processes[0].answer(0, REPORT)
+    worker.call("load")
+    monkeypatch.setattr(cluster, "START_SECONDS", 0.05)
+    processes.nth(0).answer(1, died)
+    back = processes.nth(1)
+    for _ in range(3):
+        with pytest.raises(WorkerDied, match="did not start within"):
+            worker.call("embed").result(30)
+    back.answer(0, REPORT)
+    until(lambda: worker.ready)
+    block = worker.call("embed")
+    back.answer(1, "vectors")
+    assert (block.result(30), worker.failed, len(processes)) == ("vectors", "", 2)
+
+
+@pytest.mark.proves(36)
+def test_another_process_with_other_versions_gets_no_text(begin: Begin, died: Exception) -> None:
+    processes = Processes()
+    worker = begin(processes)
+    processes[0].answer(0, REPORT)
+    worker.call("load")
+    processes.nth(0).answer(1, died)
+    processes.nth(1)
+    block = worker.call("embed")
+    processes[1].answer(0, REPORT | {"host": "node-2", "versions": REPORT["versions"] | {"numpy": "1.0"}})
+    with pytest.raises(DeviceFailed, match=r"node-2 of the Ray cluster has other versions: numpy 1\.0"):
+        block.result(30)
+    assert len(processes[1].calls) == 1
 
 
 @needs_vnni

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import pickle
 from typing import Any
 
 import pytest
@@ -119,6 +120,15 @@ def test_code_status_and_message(kind: type[Any]) -> None:
     assert (exits.exit_code(error), status_of(error), error.retryable) == (code, status, retryable)
     assert exits.message(error) == str(error), "it was written for people"
     assert "finite vector" in str(error) if kind is backends.NonFinite else str(error) == "the table is gone"
+
+
+@pytest.mark.parametrize("kind", OURS, ids=lambda kind: kind.__name__)
+def test_a_pickled_error_keeps_its_attributes(kind: type[Any]) -> None:
+    """Errors travel from the workers of a cluster and from child processes."""
+    error = instance(kind, "the table is gone")
+    error.more = {1: "some"}
+    found = pickle.loads(pickle.dumps(error))
+    assert (type(found), found.args, repr(vars(found))) == (kind, error.args, repr(vars(error)))
 
 
 @pytest.mark.parametrize("kind", OURS, ids=lambda kind: kind.__name__)

@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from .nvml import DRIVER_FLOORS
 
@@ -61,6 +61,10 @@ class EngineError(Exception):
     """Base of the engine's errors. `retryable`: the same call may succeed later."""
 
     retryable = False
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle without calling `__init__`, whose parameters differ between classes."""
+        return Exception.__new__, (type(self), *self.args), vars(self)
 
 
 class DeviceUnavailable(EngineError):

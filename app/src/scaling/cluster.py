@@ -42,7 +42,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-START_SECONDS = 300.0  # for a worker to start, on a loaded machine too
+START_SECONDS = 300.0  # for a worker to start, on a loaded machine too; how long calls wait for it
+PAUSE_SECONDS = 10.0  # before a further start after STARTS
 CONNECT_SECONDS = 10.0
 # Blocks of a large call for each worker. A block costs this process about 2 ms; windows at once even out workers.
 BLOCKS = 2
@@ -116,51 +117,78 @@ def placement(scale: ScaleSettings, device: str, nodes: Sequence[Mapping[str, fl
 
 
 class RayWorker:
-    """See `engine.RemoteWorker`."""
+    """See `engine.RemoteWorker`. A process gets calls once it has answered `report`; until then they wait for it, so
+    none is lost with a process that cannot start.
 
-    def __init__(self, start: Callable[[], Any], callbacks: ThreadPoolExecutor) -> None:
+    A worker that never answered fails after STARTS processes or START_SECONDS. One that did starts processes again and
+    again, and fails only if none answers for START_SECONDS and no other worker is ready then.
+    """
+
+    def __init__(
+        self, start: Callable[[], Any], callbacks: ThreadPoolExecutor, others_work: Callable[[], bool]
+    ) -> None:
         """`start` starts a process and returns Ray's handle. `callbacks` runs what follows an answer: Ray's own thread
-        must not call Ray."""
-        self._start, self._callbacks = start, callbacks
-        self._lock = threading.Lock()
-        self._closed = self.ready = False
+        must not call Ray. `others_work`: whether another worker is ready."""
+        self._start, self._callbacks, self._others_work = start, callbacks, others_work
+        self._lock = threading.RLock()
+        self._closed = self.ready = self._worked = False
         self.failed = ""
         self.deaths = 0
-        self._proved = False  # a process of it has answered
-        self._process = start()
+        self._waiting: list[tuple[Future[Any], str, tuple[object, ...]]] = []
+        self._process: Any = None
         self._wait()
-        self.call("report")
+        self._begin()
 
     def call(self, method: str, *content: object) -> Future[Any]:
-        from ray.exceptions import RayError
-
         answer = Future[Any]()
-        process = self._process
-        try:
-            called = getattr(process, method).remote(*content).future()
-        except RayError as error:  # it could not be started
-            called = Future[Any]()
-            called.set_exception(error)
-        called.add_done_callback(lambda found: self._callbacks.submit(self._answered, process, answer, found))
+        with self._lock:
+            process, ended, ready = self._process, self._ended(), self.ready
+            if ended is None and not ready:
+                self._waiting.append((answer, method, content))
+        if ended is not None:
+            answer.set_exception(ended)
+        elif ready:
+            self._send(process, answer, method, content)
         return answer
 
     def close(self) -> None:
         """End the process; none takes its place."""
         with self._lock:
             self._closed = True
-            self._timer.cancel()
-            _kill(self._process)
+            self._end()
 
-    def _wait(self) -> None:
-        """Wait START_SECONDS for an answer, also of further processes."""
-        self._timer = threading.Timer(START_SECONDS, self._give_up)
-        self._timer.daemon = True
-        self._timer.start()
+    def _ended(self) -> EngineError | None:
+        """Return why calls are refused."""
+        if self._closed:
+            return EngineClosed("the Ray cluster is closed")
+        return DeviceFailed(self.failed) if self.failed else None
+
+    def _begin(self) -> None:
+        """Start a process."""
+        with self._lock:
+            if self._ended():
+                return
+            try:
+                self._process = self._start()
+            except Exception as error:  # Ray raises many kinds
+                self._fail(f"a worker of the Ray cluster cannot be started: {_cause(error)}")
+            else:
+                self._send(self._process, Future[Any](), "report", ())
+
+    def _send(self, process: Any, answer: Future[Any], method: str, content: tuple[object, ...]) -> None:
+        from ray.exceptions import RayError
+
+        try:
+            called = getattr(process, method).remote(*content).future()
+        except RayError as error:  # the process could not be started, or the content not be stored
+            called = Future[Any]()
+            called.set_exception(error)
+        called.add_done_callback(lambda found: self._callbacks.submit(self._answered, process, answer, found))
 
     def _answered(self, process: Any, answer: Future[Any], found: Future[Any]) -> None:
         try:
             error = self._error(process, found)
-        except Exception as unexpected:  # such as one of starting another process
+        except Exception as unexpected:
             error = EngineError(f"a worker of the Ray cluster: {_cause(unexpected)}")
         if answer.set_running_or_notify_cancel():
             if error is None:
@@ -169,56 +197,120 @@ class RayWorker:
                 answer.set_exception(error)
 
     def _error(self, process: Any, found: Future[Any]) -> BaseException | None:
-        """Return the error of a call; note that the process lives, or replace it."""
+        """Return the error of a call; note that the process is ready, or replace it."""
         from ray.exceptions import RayError, RayTaskError
 
         error = found.exception()
+        with self._lock:
+            starting = process is self._process and not (self.ready or self._ended())
         if error is None:
-            with self._lock:
-                if process is self._process:
-                    self.ready = self._proved = True
-                    self.deaths = 0
-                    self._timer.cancel()
+            if starting:
+                self._started(found.result())
             return None
-        if isinstance(error, RayTaskError):  # it could not be pickled
-            return EngineError(f"a worker of the Ray cluster: {_cause(error.cause)}")
         if not isinstance(error, RayError):
             return error
+        if not (starting or _died(error)):  # such as an answer that could not be pickled, here or in the worker
+            cause = error.cause if isinstance(error, RayTaskError) else error
+            return EngineError(f"a worker of the Ray cluster: {_cause(cause)}")
         self._replace(process, _cause(error))
-        if self._closed:
-            return EngineClosed("the Ray cluster is closed")
-        if self.failed:  # it may never have begun this call
-            return DeviceFailed(self.failed)
-        return WorkerDied(f"a worker of the Ray cluster has died ({_cause(error)})")
+        return self._ended() or WorkerDied(f"a worker of the Ray cluster has died ({_cause(error)})")
+
+    def _started(self, report: Mapping[str, Any]) -> None:
+        """Send what waits for the process, which has answered `report`."""
+        with self._lock:
+            if self._worked and (differing := other_versions(report)):  # Cluster compares those of the first process
+                self._fail(differing)
+                return
+            self.ready, self._worked, self.deaths = True, True, 0
+            self._limit.cancel()
+            waiting, self._waiting = self._waiting, []
+            process = self._process
+        for call in waiting:
+            self._send(process, *call)
 
     def _replace(self, process: Any, cause: str) -> None:
         """Start another process in place of this one, which died."""
         with self._lock:
-            if process is not self._process or self._closed or self.failed:
+            if process is not self._process or self._ended():
                 return
             self.deaths += 1
-            if self.deaths >= STARTS and not self._proved:  # a wrong setting; later, others are killed or lack memory
-                self._timer.cancel()
-                self.failed = (
+            if self.ready:
+                self.ready = False
+                self._wait()
+            elif self.deaths >= STARTS and not self._worked:
+                self._fail(
                     f"{STARTS} workers of the Ray cluster died before they answered, the last one of {cause}; see the "
                     "logs of its nodes"
                 )
                 return
-            if self.ready:
-                self.ready = False
-                self._wait()
             _log.warning("a worker of the Ray cluster has died (%s); another one takes its place", cause)
-            self._process = self._start()
-        self.call("report")  # its answer tells a process that died of a block from one that cannot start
+            self._process = None
+            if self.deaths < STARTS:
+                self._begin()
+            else:
+                _timer(PAUSE_SECONDS, self._begin)
 
-    def _give_up(self) -> None:
+    def _wait(self) -> None:
+        """Limit how long calls wait for a process."""
+        self._limit = _timer(START_SECONDS, self._reach_limit)
+
+    def _reach_limit(self) -> None:
         with self._lock:
-            if self.ready or self._closed:
+            if self.ready or self._ended():
                 return
-            self.failed = (
-                f"a worker of the Ray cluster did not start within {START_SECONDS:.0f} s; see the logs of its nodes"
-            )
-        _kill(self._process)  # its calls fail
+            late = f"a worker of the Ray cluster did not start within {START_SECONDS:.0f} s; see the logs of its nodes"
+            if self._worked and self._others_work():  # they do what waits here; its node may come back
+                self._wait()
+                self._refuse(WorkerDied(late))
+            else:
+                self._fail(late)
+
+    def _fail(self, reason: str) -> None:
+        self.failed = reason
+        if self._worked:
+            _log.warning("going on without a worker of the Ray cluster: %s", reason)
+        self._end()
+
+    def _end(self) -> None:
+        """End the process, and the calls that wait for it."""
+        self._limit.cancel()
+        if self._process is not None:
+            _kill(self._process)
+        if error := self._ended():
+            self._refuse(error)
+
+    def _refuse(self, error: EngineError) -> None:
+        waiting, self._waiting = self._waiting, []
+        for answer, _, _ in waiting:
+            self._callbacks.submit(_set_error, answer, error)
+
+
+def _timer(seconds: float, work: Callable[[], None]) -> threading.Timer:
+    timer = threading.Timer(seconds, work)
+    timer.daemon = True
+    timer.start()
+    return timer
+
+
+def _set_error(answer: Future[Any], error: Exception) -> None:
+    if answer.set_running_or_notify_cancel():
+        answer.set_exception(error)
+
+
+def _died(error: Exception) -> bool:
+    """Return whether an error of Ray means that a process, or its node with the answer, is gone."""
+    from ray import exceptions as of_ray
+
+    return isinstance(
+        error,
+        of_ray.RayActorError
+        | of_ray.WorkerCrashedError
+        | of_ray.LocalRayletDiedError
+        | of_ray.NodeDiedError
+        | of_ray.OutOfMemoryError  # Ray killed it
+        | of_ray.ObjectLostError
+        | of_ray.ActorUnschedulableError,
+    )
 
 
 def _kill(process: Any) -> None:
@@ -245,6 +337,7 @@ class Cluster:
         class."""
         self._scale, self._class = scale, worker
         self._workers: list[RayWorker] = []
+        self._used = set[RayWorker]()  # by a model
         self.missing: list[str] = []  # why workers were left out
         with ExitStack() as held:
             self._callbacks = held.enter_context(ThreadPoolExecutor(1, "owl-sap-scaling"))
@@ -272,6 +365,7 @@ class Cluster:
             self._start(placed)
         own = placed.options(options)
         members = [WorkerEngine(worker, own, loaded) for worker, loaded in self._answers("load", own).items()]
+        self._used.update(self._workers)
         return EnginePool(load_tokenizer_engine(options, members[0].dimension), members, BLOCKS, self._scale.in_flight)
 
     def reports(self) -> list[dict[str, Any]]:
@@ -302,12 +396,8 @@ class Cluster:
                     "RAY_AUTH_MODE=token (docs/scale.md)"
                 )
             raise Unavailable(f"{error}{hint}") from error
-        for report in reports:
-            if differing := different(versions(), report["versions"]):
-                raise ConfigurationError(
-                    f"the node {report['host']} of the Ray cluster has other versions: {differing}; install the same "
-                    "on all nodes"
-                )
+        for differing in filter(None, map(other_versions, reports)):
+            raise ConfigurationError(differing)
 
     def _answers(self, method: str, *content: object) -> dict[RayWorker, Any]:
         """Call a method of all workers. Leave out workers that have died too often or whose device fails, with a
@@ -320,6 +410,8 @@ class Cluster:
             except (DeviceFailed, WorkerDied) as error:
                 if not answers and worker is calls[-1][0]:
                     raise
+                if worker not in self._used:
+                    worker.close()  # its CPUs and its share of a GPU are free
                 self.missing.append(str(error))
                 _log.warning("going on without one of %d workers of the Ray cluster: %s", len(calls), error)
         self._workers = list(answers)
@@ -338,7 +430,10 @@ class Cluster:
             max_task_retries=0,
             max_concurrency=self._scale.in_flight + 1,  # one for short calls beside the blocks, or beside a key range
         )
-        return [RayWorker(remote.remote, self._callbacks) for _ in range(placed.workers)]
+        return [RayWorker(remote.remote, self._callbacks, self._any_ready) for _ in range(placed.workers)]
+
+    def _any_ready(self) -> bool:
+        return any(worker.ready for worker in self._workers)
 
     def close(self) -> None:
         self._held.close()
@@ -376,6 +471,14 @@ def different(ours: Mapping[str, str], theirs: Mapping[str, str]) -> str:
         for name, version in ours.items()
         if theirs.get(name) != version
     )
+
+
+def other_versions(report: Mapping[str, Any]) -> str:
+    """Return what to do about versions of a worker that differ from ours; "" if none does."""
+    if differing := different(versions(), report["versions"]):
+        node = report["host"]
+        return f"the node {node} of the Ray cluster has other versions: {differing}; install the same on all nodes"
+    return ""
 
 
 @contextmanager
@@ -416,7 +519,7 @@ def _connected(scale: ScaleSettings, gpus: int | None) -> Iterator[None]:
 @contextmanager
 def _closed_folder() -> Iterator[str]:
     """Create a folder that only its owner can open, because Ray opens its own to all users. Delete those of processes
-    that were killed: the owner of a folder has locked it."""
+    that were killed: a running process holds a lock on its folder."""
     for earlier in Path(_folder()).glob(f"{FOLDERS}*"):
         with suppress(OSError), _opened(earlier) as descriptor:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -30,8 +30,9 @@ class RemoteWorker(Protocol):
         """How many processes have died since one answered a call."""
 
     def call(self, method: str, *content: object) -> Future[Any]:
-        """Call a method of Worker. The future raises WorkerDied if the process dies, EngineError if the call cannot be
-        made; it returns the errors of the method."""
+        """Call a method of Worker, once its process is ready. The future raises WorkerDied if the process dies, or does
+        not start in time although others work, EngineError if the call cannot be made; it returns the errors of the
+        method."""
 
 
 class WorkerEngine(Loaded):

@@ -9,7 +9,6 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
-from queue import SimpleQueue
 
 from app.src.core.backends import DeviceFailed
 from app.src.core.engine import Device
@@ -70,14 +69,19 @@ class RangeWorkers:
     def __init__(self, members: Sequence[Device], file: Path | None) -> None:
         """`members`: of the model, on the cluster. `file`: the settings file."""
         self._members = [member for member in members if isinstance(member, WorkerEngine) and not member.failed]
-        self.count = len(self._members)
         self._order = secrets.token_hex(8), file and file.resolve(), Path.cwd()
-        self._idle = SimpleQueue[WorkerEngine]()
-        for member in self._members:
-            self._idle.put(member)
+        self._idle = list(self._members)
+
+    @property
+    def count(self) -> int:
+        """As many workers as are ready, so that no range waits for a process as long as others work; if none is, all
+        that have not failed."""
+        working = [member.ready for member in self._members if not member.failed]
+        return sum(working) or len(working)
 
     def submit(self, task: RangeTask) -> Future[RangeReport]:
-        member, future = self._idle.get(), Future[RangeReport]()
+        member, future = max(self._idle, key=lambda each: (not each.failed, each.ready)), Future[RangeReport]()
+        self._idle.remove(member)
         order = Order(*self._order, member.options, task)
         member.worker.call("run", work, order).add_done_callback(partial(self._answered, member, future))
         return future
@@ -85,10 +89,7 @@ class RangeWorkers:
     def _answered(
         self, member: WorkerEngine, future: Future[RangeReport], found: Future[RangeReport | Exception]
     ) -> None:
-        if member.failed:  # at once, so it would take the ranges of all others
-            self.count -= 1
-        else:
-            self._idle.put(member)
+        self._idle.append(member)
         lost = found.exception()
         content = lost or found.result()
         if isinstance(content, RangeReport):

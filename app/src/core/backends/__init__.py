@@ -66,9 +66,6 @@ class NonFinite(EngineError):
         super().__init__(f"the model gives no finite vector for {len(indices)} text(s), at position {shown}")
         self.indices = tuple(indices)
 
-    def __reduce__(self) -> tuple[type[NonFinite], tuple[Sequence[int]]]:
-        return NonFinite, (self.indices,)
-
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
