@@ -4,8 +4,8 @@ then the store's own tables are compared with the source.
     python -m tests.adversity.kills [--rows 1000000] [--kills 300] [--seed 1] [--actors 4] [--out FILE]
 
 The HANA is the emulator. `owl-sap sync NAME --scale ray` runs again and again, until one ends by itself with no kill
-left. The seed decides who is killed, and when: after so many written rows or, while a sync only compares, so much time.
-Rows change, go and come meanwhile. A tenth of the rows is synced without kills, to compare the driver's memory.
+left. The seed decides who is killed, and when: after so many written rows or, while none is written, so much time. Rows
+change, go and come meanwhile. A tenth of the rows is synced without kills, to compare the driver's memory.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ RAY = {
 HOT = 200  # rows that change again and again
 WRITE_SECONDS, CHANGED = 0.5, 8  # between two transactions, and the updates of each; beside a deletion and an insertion
 BATCH = 10_000
-MOST_WRONG = 100  # violations, after which no more are looked for
+MOST_WRONG = 100  # violations to name
 TABLE = "OWL_ROWS_G1"
 VERSION = re.compile(r" in state (\d+)$")
 GONE = 1 << 60  # as a version
@@ -227,7 +227,11 @@ class Syncs:
     """Chunks that were ever written."""
     _wanted: int = 0
     _moved: float = 0.0
-    _due: tuple[float, float] = (0.0, 0.0)
+    """When rows were written, or a sync began."""
+    _quiet: float = 0.0
+    """The same, or when someone was killed."""
+    _due: tuple[int, float] = (0, 0.0)
+    """When to kill next: at so many chunks, or after so many quiet seconds."""
 
     def __post_init__(self) -> None:
         self._wanted = self.rows
@@ -281,7 +285,7 @@ class Syncs:
     def sync(self) -> bool:
         """Run `owl-sap sync` to its end. Return whether it ended well."""
         self.started += 1
-        before = self.killed.copy()
+        before = self.killed["head"]
         log = self.scene.folder / "sync.log"
         with log.open("w") as errors, self._driver(errors) as driver:
             self._moved = time.monotonic()
@@ -295,7 +299,7 @@ class Syncs:
             self._headless = False
         if driver.returncode == 0:
             self.reports += json.loads(out)
-        elif (self.killed - before).keys().isdisjoint({"driver", "head"}):
+        elif driver.returncode != -signal.SIGKILL and self.killed["head"] == before:
             self.failed.append(f"exit {driver.returncode}: {log.read_text()[-1000:]}")
             assert len(self.failed) < 10, self.failed
         return driver.returncode == 0
@@ -314,10 +318,10 @@ class Syncs:
         self.peak = max(self.peak, peak_bytes(driver.pid))
         written, now = self._count_written(), time.monotonic()
         if written > self._written:
-            self._written, self._moved = written, now
+            self._written, self._moved, self._quiet = written, now, now
         assert now - self._moved < STILL_SECONDS, (self.scene.folder / "sync.log").read_text()[-2000:]
-        rows, moment = self._due
-        if self.plan and not self._headless and (written >= rows or now >= moment):
+        due = written >= self._due[0] or now - self._quiet >= self._due[1]
+        if self.plan and not self._headless and due and driver.poll() is None:
             kind = self.plan.pop()
             if self._kill(kind, driver):
                 self.killed[kind] += 1
@@ -332,9 +336,9 @@ class Syncs:
 
     def _choose_moment(self) -> None:
         """Choose when to kill next. The kills that are left are spaced over the rows that are left to store."""
-        gap = max(self._wanted - self._written, 0) // max(len(self.plan), 1)
-        moment = time.monotonic() + self.chance.uniform(*IDLE_SECONDS)
-        self._due = self._written + self.chance.randint(1, 2 * gap + 1), moment
+        gap = max(self._wanted - self._written, 0) // (len(self.plan) + 1)
+        self._quiet = time.monotonic()
+        self._due = self._written + self.chance.randint(1, 2 * gap + 1), self.chance.uniform(*IDLE_SECONDS)
 
     def _kill(self, kind: str, driver: subprocess.Popen[str]) -> bool:
         """Return whether there was one to kill."""
