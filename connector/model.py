@@ -246,7 +246,8 @@ class Document:
 
     `id`: the canonical JSON array of the key values, unique per key. `text`: "" for an empty row. `text_digest` (16
     bytes): text, chunking and model. `meta_digest` (16 bytes): metadata. `row_digest` (8 bytes): the values read; while
-    it is unchanged, the row need not be rendered to compare.
+    it is unchanged, the row need not be rendered to compare. `in_database`: the other two are SHA-256, which the
+    database of the model computes too.
     """
 
     id: str
@@ -255,6 +256,7 @@ class Document:
     text_digest: bytes
     meta_digest: bytes
     row_digest: bytes = bytes(8)
+    in_database: bool = False
 
     @property
     def empty(self) -> bool:

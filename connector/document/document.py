@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import date, datetime, time
 from decimal import Decimal
-from hashlib import blake2b
+from hashlib import blake2b, sha256
 from itertools import pairwise, starmap
 from typing import Any
 
@@ -170,8 +170,11 @@ def content_hash(document: Document, number: int, total: int) -> bytes:
     """Return 24 bytes for chunk `number` of `total`; stores append `vector_digest` to make 32.
 
     Three digests of 8 bytes each: text, chunking, model and total (which reveals a missing last chunk); metadata; the
-    row as read, equal for all chunks. Only digests of one document are compared, so 8 bytes suffice.
+    row as read, equal for all chunks. Only digests of one document are compared, so 8 bytes suffice. SQL computes the
+    first two of a single chunk if the database has the model.
     """
+    if total == 1 and document.in_database:
+        return document.text_digest[:8] + document.meta_digest[:8] + document.row_digest
     of_text = blake2b(document.text_digest + _PAIR.pack(number, total), digest_size=8).digest()
     of_meta = blake2b(document.meta_digest + _NUMBER.pack(number), digest_size=8).digest()
     if total == 1:
@@ -205,12 +208,12 @@ def metadata_json(metadata: Mapping[str, Any]) -> str:
         return json.dumps(metadata, sort_keys=True, separators=(",", ":"), default=repr)
 
 
-def metadata_digest(metadata: Mapping[str, Any]) -> bytes:
-    """Return a 16-byte digest. Raises RowRejected above LARGEST_METADATA."""
+def metadata_digest(metadata: Mapping[str, Any], in_database: bool = False) -> bytes:
+    """Return a 16-byte digest. Raises RowRejected above LARGEST_METADATA. `in_database`: as in Document."""
     data = metadata_json(metadata).encode()
     if len(data) > LARGEST_METADATA:
         raise RowRejected(f"the metadata is {len(data)} bytes as JSON, at most {LARGEST_METADATA} are stored")
-    return _hash(data)
+    return sha256(data).digest()[:_DIGEST] if in_database else _hash(data)
 
 
 def chunks(document: Document, pieces: Sequence[str]) -> list[Chunk]:
@@ -257,6 +260,7 @@ class Chunker:
         # With few tokens the default overlap would repeat more than half of each piece.
         self.overlap = min(spec.overlap, self.max_tokens // 2)
         self._embedder = embedder
+        self.in_database = embedder.database_model is not None
         self._hash = blake2b(digest_size=_DIGEST)
         sizes = f"{self.max_tokens} {self.overlap}".encode()
         for part in (sizes, embedder.fingerprint.encode("utf-8", "surrogatepass")):
@@ -265,6 +269,8 @@ class Chunker:
 
     def text_digest(self, text: str) -> bytes:
         """Return a 16-byte digest of the text, the sizes and the model."""
+        if self.in_database:
+            return sha256(self.digest + text.encode()).digest()[:_DIGEST]
         digest = self._hash.copy()
         digest.update(text.encode())
         return digest.digest()
@@ -319,13 +325,13 @@ class Renderer:
                         f"`{setting}`: column {name!r} of {table.ref} is a {kind}, which cannot be used there"
                     )
         self.metadata_names = metadata_names(spec.metadata)
-        self._chunker = Chunker(spec.chunk, embedder)
+        self.chunker = Chunker(spec.chunk, embedder)
         read = tuple(dict.fromkeys((*self.template.columns, *self.metadata_names)))
         self.query = Query(table.ref, self.key, read, spec.where)
         slots, literals = self.template.slots, self.template.literals
         self._slots = [(name, values.formatter(columns[name])) for name in slots]
         # Amounts that are directly followed by their currency: the position, and the currency's column.
-        self._amounts = [
+        self.amounts = [
             (position, columns[following])
             for position, (name, following) in enumerate(pairwise(slots))
             if not literals[position + 1].strip()
@@ -339,7 +345,7 @@ class Renderer:
         shape = [(one.name, one.type_name, one.length, one.scale, one.comment) for one in used]
         # Covers all that affects rendering except the row itself, including what `values` derives from the columns.
         settings = repr((spec.template, self.key, shape, self.metadata_names, RENDERING))
-        self.digest = _hash(self._chunker.digest + _safe_bytes(settings))
+        self.digest = _hash(self.chunker.digest + _safe_bytes(settings))
         self._floats = any(one.type_name in ("DOUBLE", "REAL", "FLOAT") for one in used)
 
     def row_digest(self, row: Row) -> bytes:
@@ -385,7 +391,7 @@ class Renderer:
         columns = dict(zip(rows[0].values, zip(*_cells_of(rows), strict=True), strict=True))
         try:
             shown = [values.convert_all(show, columns[name]) for name, show in self._slots]
-            for position, currency_column in self._amounts:
+            for position, currency_column in self.amounts:
                 amounts = zip(columns[self.template.slots[position]], shown[position + 1], strict=True)
                 shown[position] = [values.amount(value, currency, currency_column) for value, currency in amounts]
                 kept = zip(shown[position], shown[position + 1], strict=True)
@@ -397,8 +403,9 @@ class Renderer:
         names = [name for _, name, _ in self._metadata]
         metadata = [dict(zip(names, some, strict=True)) for some in zip(*scalars, strict=True)] or [{} for _ in rows]
         # Of several errors the first counts: of a value, of the metadata, of the key.
-        digests = list(map(self._chunker.text_digest, texts)), list(map(metadata_digest, metadata))
-        parts = zip(ids, texts, metadata, *digests, self.row_digests(rows), strict=True)
+        shared = [self.chunker.in_database] * len(texts)
+        digests = list(map(self.chunker.text_digest, texts)), list(map(metadata_digest, metadata, shared))
+        parts = zip(ids, texts, metadata, *digests, self.row_digests(rows), shared, strict=True)
         return list(starmap(Document, parts))
 
     def _document_or_error(self, row: Row) -> Document | RowRejected:
@@ -409,7 +416,7 @@ class Renderer:
 
     def chunks_of(self, documents: Sequence[Document]) -> list[list[Chunk]]:
         """Return the chunks of each document, [] for an empty one."""
-        pieces = self._chunker.pieces_of([document.text for document in documents])
+        pieces = self.chunker.pieces_of([document.text for document in documents])
         return [chunks(document, some) for document, some in zip(documents, pieces, strict=True)]
 
     def _rejected(self, row: Mapping[str, Value], error: Exception) -> RowRejected:

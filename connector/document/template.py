@@ -55,18 +55,18 @@ class Template:
         separators, its brackets, and its label with the text up to the next punctuation ("Weight: {BRGEW} kg, ")."""
         mask = tuple(map(bool, values))
         if (plan := self._plans.get(mask)) is None:
-            plan = self._plan(mask)
+            plan = self.pattern(mask)
         return (plan % tuple(filter(None, values))).strip()
 
     def render_all(self, columns: Sequence[Sequence[str]]) -> list[str]:
         """Return `render` of each row. `columns`: the formatted values of each slot."""
         rows = zip(*columns, strict=True)
         if all(map(all, columns)):
-            plan = self._plan((True,) * len(columns))
+            plan = self.pattern((True,) * len(columns))
             return [(plan % row).strip() for row in rows]
         return list(map(self.render, rows))
 
-    def _plan(self, mask: tuple[bool, ...]) -> str:
+    def pattern(self, mask: tuple[bool, ...]) -> str:
         """Return a %-pattern of the literal texts around non-empty columns; cached per combination."""
         if len(self._plans) >= 1024:  # in practice only few combinations occur
             self._plans.clear()

@@ -70,18 +70,29 @@ def formatter(column: Column) -> Formatter:
     raises ValueError for NaN."""
     if (convention := _date_or_time(column)) is not None:
         return convention
-    described = f"{column.name} {column.comment}"
-    if column.type_name in CHARACTER_TYPES and column.length and not _ZEROS_COUNT.search(described):
-        known, full = column.name in ALPHA_NAMES, max(column.length, 10)  # 10: the shortest NUMC of unknown columns
+    if (full := padded_length(column)) is not None:
 
         def without_zeros(value: Any) -> str:
             text = plain(value)
-            padded = text[:1] == "0" and (known or len(text) == full) and text.isascii() and text.isdigit()
+            padded = text[:1] == "0" and full in (0, len(text)) and text.isascii() and text.isdigit()
             return text.lstrip("0") if padded else text
 
         return without_zeros
-    is_stamp = column.type_name == "DECIMAL" and (column.length, column.scale) in ((15, 0), (21, 7))
-    return _stamp if is_stamp and _STAMP.search(described) else plain
+    return _stamp if is_stamp(column) else plain
+
+
+def padded_length(column: Column) -> int | None:
+    """Return the length of numbers whose leading zeros a text omits; 0: of any length; None: zeros count."""
+    described = f"{column.name} {column.comment}"
+    if column.type_name not in CHARACTER_TYPES or not column.length or _ZEROS_COUNT.search(described):
+        return None
+    return 0 if column.name in ALPHA_NAMES else max(column.length, 10)  # 10: the shortest NUMC of unknown columns
+
+
+def is_stamp(column: Column) -> bool:
+    """Return whether a DECIMAL column looks like ABAP's UTC time stamp."""
+    shape = column.type_name == "DECIMAL" and (column.length, column.scale) in ((15, 0), (21, 7))
+    return shape and bool(_STAMP.search(f"{column.name} {column.comment}"))
 
 
 def convert_all(convert: Callable[[Any], T], column: Sequence[Any]) -> list[T]:

@@ -49,6 +49,10 @@ class HanaSource:
         self._pool = pool
 
     @property
+    def pool(self) -> HanaPool:
+        return self._pool
+
+    @property
     def capture(self) -> Capture:
         return self
 
@@ -60,23 +64,27 @@ class HanaSource:
 
     def count(self, query: Query) -> int:
         """Return how many rows `pages` would yield now."""
-        statement = Statement(query)
-        rows = self._read(query, statement.count, (), "counting")
+        return self.count_where(query, "")
+
+    def count_where(self, query: Query, condition: str) -> int:
+        """Return how many rows of the query meet an SQL condition."""
+        rows = self._read(query, Statement(query).of_all("COUNT(*)", condition and f"({condition})"), (), "counting")
         return int(rows[0][0])
 
-    def ranges(self, query: Query, parts: int, rows: int) -> list[KeyRange]:
+    def ranges(self, query: Query, parts: int, rows: int, within: KeyRange | None = None) -> list[KeyRange]:
         """Divide the existing keys. Runs one statement per border, each about as costly as a page."""
-        statement = Statement(query)
+        start, end = (None, None) if within is None else (within.after, within.upto)
+        statement = Statement(query, end)
         borders: list[Key] = []
-        step = max(1, rows // parts)
+        step = max(1, rows // max(1, parts))
         for _ in range(parts - 1):
-            condition, parameters = statement.after(borders[-1]) if borders else ("", ())
+            condition, parameters = statement.between(borders[-1] if borders else start)
             sql = f"{statement.keys}{statement.where(condition)}{statement.order} LIMIT ? OFFSET ?"
             found = self._read(query, sql, (*parameters, 1, step - 1), "dividing")
             if not found:
                 break
             borders.append(statement.key_of(found[0]))
-        return [KeyRange(after, upto) for after, upto in pairwise([None, *borders, None])]
+        return [KeyRange(after, upto) for after, upto in pairwise([start, *borders, end])]
 
     def pages(self, query: Query, size: int, within: KeyRange | None = None) -> Iterator[Sequence[Row]]:
         """Yield every row once, in key order: `size` rows per page, fewer if HANA is short of memory or rows are large.

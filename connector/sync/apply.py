@@ -74,9 +74,9 @@ class DocumentWriter:
         self._afresh = afresh
         self._model = ends.embedder.database_model
         # The largest number of chunks per change set; lowered while the store is overloaded.
-        self._limit = self._most = CHUNKS_PER_APPLY
+        self.limit = self._most = CHUNKS_PER_APPLY
         if self._model is not None:
-            self._limit, self._most = FIRST_EMBEDDED, EMBEDDED_PER_APPLY
+            self.limit, self._most = FIRST_EMBEDDED, EMBEDDED_PER_APPLY
         self._streak = 0
 
     def write(self, documents: Sequence[Document], extra: ChangeSet | None = None) -> Written:
@@ -149,7 +149,7 @@ class DocumentWriter:
         while stack:
             whole, rounds = stack.pop()
             weight, count = whole[0].weight, 1
-            while count < len(whole) and weight + whole[count].weight <= self._limit:
+            while count < len(whole) and weight + whole[count].weight <= self.limit:
                 weight, count = weight + whole[count].weight, count + 1
             part = whole[:count]
             if len(whole) > count:
@@ -160,7 +160,7 @@ class DocumentWriter:
             except Overloaded:
                 if len(part) == 1:
                     raise
-                self._limit = max(1, min(self._limit, weight) // 2)
+                self.limit = max(1, min(self.limit, weight) // 2)
                 self._streak = 0
                 stack.append((part, rounds))
             except RowRejected as error:
@@ -170,18 +170,18 @@ class DocumentWriter:
                     parts = _apart(part, error if rounds < _NAMED_ROUNDS else None)
                     stack += [(some, rounds + 1) for some in reversed(parts)]
             else:
-                self._adapt(weight, time.monotonic() - began)
+                self.adapt(weight, time.monotonic() - began)
                 written.upserted += [piece.id for piece in part if piece.chunks]
                 if self._model is not None:
                     self.embed.embedded += sum(len(piece.chunks) for piece in part)
 
-    def _adapt(self, weight: int, seconds: float) -> None:
+    def adapt(self, weight: int, seconds: float) -> None:
         """Adapt the limit after a successful change set."""
         self._streak += 1
         if self._model is not None and seconds > SLOW_SECONDS:
-            self._limit, self._streak = max(1, weight // 2), 0
-        elif self._limit < self._most and self._streak >= GROW_AFTER:
-            self._limit, self._streak = min(self._most, self._limit * 2), 0
+            self.limit, self._streak = max(1, weight // 2), 0
+        elif self.limit < self._most and self._streak >= GROW_AFTER:
+            self.limit, self._streak = min(self._most, self.limit * 2), 0
 
     def _reject(self, piece: Piece, error: RowRejected, written: Written) -> None:
         """Quarantine a piece that was rejected in its own change set. Raises the error if the piece writes no data of

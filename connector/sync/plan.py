@@ -23,6 +23,7 @@ from connector.sync import schema
 from connector.sync.decide import Action, decide
 from connector.sync.feeds.choose import check, choose
 from connector.sync.feeds.feed import ReadPlan
+from connector.sync.in_database import rows_in_sql
 from connector.sync.options import Report
 from connector.sync.pipeline import pages_ahead
 from connector.sync.reconcile import FREE_DELETES
@@ -114,6 +115,11 @@ def plan(
     before = Checkpoint() if status is None else status.checkpoint
     feed = choose(read_plan, source, before)
     found.method, found.reason = feed.method, feed.reason
+    if embedder.database_model is not None:
+        rows = rows_in_sql(source, store, embedder, renderer, table, feed)
+        found.notes.append(
+            f"the rows leave HANA: {rows}" if isinstance(rows, str) else "a sync leaves the rows in HANA"
+        )
     if schema.was_synced(before, spec.source) and schema.retyped(schema.columns_in_use(renderer, table, spec), before):
         found.paused = "schema_changed"
     if found.deleted and (other := schema.other_key(renderer.key, before)):

@@ -13,6 +13,7 @@ from connector.stores.store import VectorStore
 from connector.sync import schema
 from connector.sync.feeds.choose import choose
 from connector.sync.feeds.feed import ReadPlan
+from connector.sync.in_database import InDatabaseRun, rows_in_sql
 from connector.sync.options import Ends, Stop, SyncOptions, SyncReport, Watch, never
 from connector.sync.ranges import Workers, reconcile_spread
 from connector.sync.reconcile import Task, reconcile
@@ -56,7 +57,11 @@ def sync(
             with schema.pausing_on_source_change(plan, ends, checkpoint, lease):
                 feed = choose(plan, ends.source, checkpoint)
                 task = Task(ends, renderer, lease, options, watch, feed, checkpoint, columns, now)
-                report = reconcile(task) if workers is None else reconcile_spread(spec, task, workers)
+                rows = rows_in_sql(ends.source, ends.store, ends.embedder, renderer, table, feed) if not workers else ""
+                if not isinstance(rows, str):
+                    report = InDatabaseRun(task, rows)()
+                else:
+                    report = reconcile(task) if workers is None else reconcile_spread(spec, task, workers)
     except SyncPaused as paused:
         return SyncReport(spec.name, paused=paused.reason, complete=False, notes=[str(paused)])
     except SchemaChanged as error:  # while reading: earlier rows are stored, unseen rows were not deleted
@@ -64,6 +69,8 @@ def sync(
     report.method = feed.method
     if feed.reason:
         report.notes.append(f"every row was compared: {feed.reason}")
+    if isinstance(rows, str) and rows:
+        report.notes.append(f"the rows leave HANA: {rows}")
     if report.upserted:
         try:
             ends.store.optimise(spec.name)

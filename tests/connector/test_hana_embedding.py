@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -18,7 +18,7 @@ from connector.model import ChunkSpec, CollectionSpec, DatabaseModel, TableRef
 from connector.retry import RetryPolicy
 from connector.stores.hana.store import HanaStore
 from connector.stores.local.store import LocalStore
-from connector.sync import apply, quarantine
+from connector.sync import apply, quarantine, run
 from connector.sync.documents import Documents, NewDocument, Turn
 from connector.sync.plan import plan
 from connector.sync.run import Ends, SyncOptions, sync
@@ -56,12 +56,20 @@ class Scene:
 
 
 @pytest.fixture
-def scene(native) -> Iterator[Scene]:  # noqa: F811
-    connection = native.connect(autocommit=True)
+def scene(native, monkeypatch) -> Iterator[Scene]:  # noqa: F811
+    """Rows pass through this process (those that stay: `test_rows_in_database.py`)."""
+    monkeypatch.setattr(run, "rows_in_sql", lambda *_: "")
+    with scene_in(native) as scene:
+        yield scene
+
+
+@contextmanager
+def scene_in(emulator) -> Iterator[Scene]:
+    connection = emulator.connect(autocommit=True)
     connection.cursor().execute('CREATE SCHEMA "NATIVE"')
     sent: list[str] = []
     retry = RetryPolicy(first_wait=0.001, longest_wait=0.01)
-    with HanaPool(login(native, "NATIVE"), on_statement=sent.append, retry=retry) as pool:
+    with HanaPool(login(emulator, "NATIVE"), on_statement=sent.append, retry=retry) as pool:
         embedder = embedder_of(pool)
         ends = Ends(HanaSource(pool), HanaStore(pool, "NATIVE"), embedder)
         spec = CollectionSpec("native", TableRef("NATIVE", "SRC"), "{TXT}", metadata=("GRP",))

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from connector import failpoints
+from connector.document.in_sql import SqlRows
 from connector.errors import (
     ConfigurationError,
     DatabaseError,
@@ -28,6 +29,7 @@ from connector.errors import (
 from connector.hana import catalog
 from connector.hana.connection import HanaFeatures, HanaPool, Rows, quote
 from connector.hana.embedding import embedding, parameters, probe
+from connector.hana.source import HanaSource
 from connector.model import (
     ChangeSet,
     Chunk,
@@ -46,6 +48,7 @@ from connector.model import (
 )
 from connector.stores import filters, records
 from connector.stores.hana import keywords
+from connector.stores.hana.in_database import RowsInDatabase
 from connector.stores.hana.tables import (
     PARTS,
     PARTS_TABLE,
@@ -110,6 +113,10 @@ class HanaStore(VectorStore):
         self._ensured: dict[tuple[str, int], float] = {}
         self._full_text: bool | None = None
         self._parts = f"{quote(schema)}.{quote(PARTS)}"
+
+    @property
+    def pool(self) -> HanaPool:
+        return self._pool
 
     def close(self) -> None:
         """Clear the cached collections. The caller closes the pool."""
@@ -352,6 +359,12 @@ class HanaStore(VectorStore):
             with suppress(RowRejected, StatementFailed):
                 alone |= asked([id_])
         return alone
+
+    def in_database(self, collection: str, source: HanaSource, rows: SqlRows, model: DatabaseModel) -> RowsInDatabase:
+        """Return the rows of the source beside the collection. `source`: in the same HANA, of the same user."""
+        found = self._fresh(collection)
+        table, stamp = self._table(found.table).sql, found.stamp.id
+        return RowsInDatabase(rows, source, collection, table, self._tables.quarantine, stamp, model, self._check)
 
     def optimise(self, collection: str) -> None:
         """Create the HNSW index if the table is large enough and has none. HANA keeps it current."""

@@ -1,0 +1,122 @@
+"""A full comparison of rows that stay in HANA, where the source, the store and the model are in one database.
+
+HANA renders, compares, embeds and writes the rows of one key range at a time. Rows that it cannot finish, in quarantine
+or rejected pass through this process, as in any other run.
+"""
+
+from __future__ import annotations
+
+import time
+
+from connector import failpoints
+from connector.document.document import Renderer
+from connector.document.in_sql import SqlRows, compile_rows
+from connector.errors import Overloaded, RowRejected, StatementFailed
+from connector.hana.source import HanaSource
+from connector.model import KeyRange, Table
+from connector.protocols import Embedder, Source
+from connector.stores.hana.in_database import State
+from connector.stores.hana.store import HanaStore
+from connector.stores.store import VectorStore
+from connector.sync.feeds.feed import Batch, Feed
+from connector.sync.options import SyncReport
+from connector.sync.reconcile import Run, Task
+
+
+def rows_in_sql(
+    source: Source, store: VectorStore | None, embedder: Embedder, renderer: Renderer, table: Table, feed: Feed
+) -> SqlRows | str:
+    """Return the rows if they stay in the database, else why they leave it: "" if the model is not the database's.
+    `store` None: not known yet."""
+    if embedder.database_model is None:
+        return ""
+    if not feed.by_values:
+        return f"changes are found by the method {feed.method}"
+    pool = store.pool if isinstance(store, HanaStore) else None
+    if not isinstance(source, HanaSource) or (pool is not None and pool.options != source.pool.options):
+        return "source and store have different logins"
+    try:
+        rows = compile_rows(renderer, table)
+    except ValueError as reason:
+        return str(reason)
+    odd = source.count_where(renderer.query, rows.odd)
+    return f"{odd} keys are too long or contain control characters" if odd else rows
+
+
+class InDatabaseRun(Run):
+    """Compare every source row with everything stored, in the database."""
+
+    def __init__(self, task: Task, rows: SqlRows) -> None:
+        super().__init__(task)
+        store, source, model = self._ends.store, self._ends.source, self._ends.embedder.database_model
+        assert isinstance(store, HanaStore)
+        assert isinstance(source, HanaSource)
+        assert model is not None
+        self._rows = store.in_database(self._lease.collection, source, rows, model)
+        self._embedded = 0
+        status = store.status(self._lease.collection)
+        self._stored = 0 if status is None else status.rows
+
+    def __call__(self) -> SyncReport:
+        report = super().__call__()
+        report.embedded_texts += self._embedded
+        report.notes.append(f"{report.read - report.loaded} of {report.read} rows stayed in HANA")
+        return report
+
+    def _read(self) -> None:
+        size, total = self._options.page_rows, self._ends.source.count(self._renderer.query)
+        for within in self._rows.ranges(size, total):
+            self._pipeline.check()
+            self._range(within)
+            self._task.watch.progress(self._report.read, total)
+            if self._task.watch.stop():
+                self._report.stopped = True
+                return
+
+    def _range(self, within: KeyRange) -> None:
+        report, writer = self._report, self._writer
+        with self._clock("read"):
+            found = self._rows.compare(within)
+        failpoints.reach("after_read")
+        if 2 * found.ours > found.rows:  # one page is cheaper than looking these rows up
+            for page in self._ends.source.pages(self._renderer.query, self._options.page_rows, within):
+                self._batch(Batch(page))
+                self._flush()
+            return
+        report.read += found.same + found.blank
+        report.unchanged += found.same
+        report.empty += found.blank
+        to_embed, rest = found.embed, [within]
+        while rest:
+            part, *rest = self._rows.first(writer.limit, rest[0]) if to_embed > writer.limit else rest
+            ours: list[State] = ["ours"] if found.ours else []
+            if found.embed or found.meta:
+                began = time.monotonic()
+                failpoints.reach("before_apply")
+                try:
+                    with self._clock("apply"):
+                        embedded, described = self._rows.write(self._lease, part)
+                except (Overloaded, RowRejected, StatementFailed):  # write them alone, to learn which row it is
+                    ours = ["ours", "embed", "meta"]
+                else:
+                    failpoints.reach("after_apply")
+                    writer.adapt(embedded, time.monotonic() - began)
+                    to_embed -= embedded
+                    self._embedded += embedded
+                    report.upserted += embedded + described
+                    report.read += embedded + described
+            if ours and (keys := self._rows.keys(part, ours)):
+                with self._clock("read", len(keys)):
+                    batch = Batch(self._ends.source.rows(self._renderer.query, keys))
+                self._batch(batch)
+                self._flush()
+
+    def _remove_blank(self, id_: str, position: int) -> None:
+        """Leave it to the end, where HANA counts all blank rows."""
+
+    def _delete_unseen(self) -> list[str]:
+        rows, report = self._rows, self._report
+        gone = rows.gone()
+        emptied = rows.unwanted() - gone if report.empty else 0
+        self._delete_last(gone, emptied, self._options.max_deletes * self._stored, rows.unwanted_ids)
+        return sorted(self._quarantine)
