@@ -323,16 +323,15 @@ class Syncs:
         due = written >= self._due[0] or now - self._quiet >= self._due[1]
         if self.plan and not self._headless and due and driver.poll() is None:
             kind = self.plan.pop()
-            if self._kill(kind, driver):
-                self.killed[kind] += 1
-            else:
+            if not self._kill(kind, driver):
                 self.plan.insert(0, kind)
-            self._choose_moment()
-            if kind == "driver" or self.killed.total() % 10 == 0:
+            else:
+                self.killed[kind] += 1
                 counts = (
                     f"{written} chunks, {self.started} syncs, {len(self.failed)} failed, killed {dict(self.killed)}"
                 )
                 sys.stderr.write(f"{time.strftime('%X')} {counts}\n")
+            self._choose_moment()
 
     def _choose_moment(self) -> None:
         """Choose when to kill next. The kills that are left are spaced over the rows that are left to store."""
