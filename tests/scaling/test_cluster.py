@@ -15,9 +15,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from app.src.core.backends import EngineError
 from app.src.core.engine import Engine
 from app.src.core.loading import EngineOptions, load_engine
 from app.src.scaling.cluster import Cluster, Placement
+from app.src.scaling.worker import Worker
 from app.src.service.ranges import Order, RangeWorkers
 from app.src.service.wiring import EngineEmbedder
 from app.src.settings.model import ScaleSettings
@@ -117,6 +119,24 @@ def test_a_killed_worker_is_replaced_and_costs_no_row(
     assert killed not in pids
     assert not pool.failed
     assert capfd.readouterr().out == ""
+
+
+class Unreadable(Exception):
+    """Python calls a pickled error's class with `args`."""
+
+    def __init__(self, *, needed: int) -> None:
+        super().__init__("text")
+
+
+def unreadable(_worker: Worker) -> Exception:
+    return Unreadable(needed=1)
+
+
+def test_an_answer_that_cannot_be_read_costs_no_worker(cluster: Cluster, pool: Engine) -> None:
+    pids = {each["pid"] for each in cluster.reports()}
+    with pytest.raises(EngineError, match=r"Unreadable.__init__.*takes 1 positional argument"):
+        cluster._workers[0].call("run", unreadable).result(60)
+    assert {each["pid"] for each in cluster.reports()} == pids
 
 
 @pytest.mark.proves(32)
