@@ -3,8 +3,10 @@ search when it fails, hangs or talks nonsense."""
 
 from __future__ import annotations
 
+import re
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -19,12 +21,13 @@ from app.src.access.principal import OPERATOR, Principal
 from app.src.core.backends import OutOfMemory
 from app.src.core.memory import MemoryLimits
 from app.src.observe.metrics import Metrics
-from app.src.service.rerank import Reranker
+from app.src.service.rerank import Reranker, RerankFailed
 from app.src.service.search import SearchOptions
 from app.src.service.service import Service
 from app.src.service.wiring import Parts
 from app.src.settings import Settings, SettingsError, load, show
 from app.src.settings.model import SearchSettings
+from connector.errors import Cancelled
 from connector.model import Hit
 from tests.api.conftest import TEXTS, TableSource, settings_in
 from tests.api.test_jobs import until
@@ -162,6 +165,7 @@ BAD: dict[str, Callable[[Sequence[str]], Any]] = {
     "an exception": lambda texts: 1 / 0,
     "too few": lambda texts: [1.0],
     "none": lambda texts: None,
+    "none for each": lambda texts: [None] * len(texts),
     "words": lambda texts: ["good"] * len(texts),
     "not finite": lambda texts: [float("nan")] * len(texts),
 }
@@ -206,7 +210,7 @@ def test_a_cross_encoder_has_the_device_and_the_limits_of_the_engine(
         def __init__(self, *given: Any) -> None:
             loads.append(given)
 
-        def scores(self, query: str, texts: Sequence[str]) -> list[float]:
+        def scores(self, query: str, texts: Sequence[str], check: Callable[[], object]) -> list[float]:
             return [float(len(text)) for text in texts]
 
     monkeypatch.setattr("app.src.core.cross_encoder.CrossEncoding", Fake)
@@ -243,6 +247,57 @@ def test_one_that_hangs_costs_so_many_seconds_and_so_many_threads(
     finally:
         gate.set()
         service.close()
+
+
+def test_requests_that_hang_leave_the_slots_of_searches_free(settings: Settings, reranker: Recording) -> None:
+    gate = threading.Event()
+    answer, reranker.answer = reranker.answer, lambda texts: gate.wait(60)
+    search = settings.search.model_copy(update={"rerank_seconds": 0.05})
+    found = Reranker(Parts(settings.model_copy(update={"search": search})), Metrics())
+    try:
+        for says in ["took longer than 0.05 s ([search] rerank_seconds); send fewer documents"] * 2 + ["it waited"]:
+            with pytest.raises(RerankFailed, match=re.escape(says)) as failed:
+                found.scores(TEXT, ["pump"])
+            assert failed.value.outcome == "timeout"
+        found.settings, reranker.answer = settings.search, answer
+        assert found.rerank("materials", TEXT, [Hit("1", 1.0, "chair", {})])[1:] == ({"1": 1.0}, None)
+    finally:
+        gate.set()
+
+
+def test_hits_without_a_score_come_behind_those_with_one(settings: Settings, reranker: Recording) -> None:
+    reranker.answer = lambda texts: [None, -1.0, 2.0]
+    found = Reranker(Parts(settings), Metrics())
+    hits = [Hit(str(place), 1.0, "pump", {}) for place in range(4)]
+    order, scores, failure = found.rerank("materials", TEXT, hits)
+    assert ([hit.id for hit in order], scores, failure) == (["2", "1", "0", "3"], {"1": -1.0, "2": 2.0}, None)
+    with pytest.raises(RerankFailed, match=r"no score for documents\[0\]; leave it out"):
+        found.scores(TEXT, ["a", "b", "c"])
+
+
+def test_an_abandoned_cross_encoder_stops(settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stopped = threading.Event()
+
+    class Slow:
+        def __init__(self, *_given: Any) -> None:
+            pass
+
+        def scores(self, query: str, texts: Sequence[str], check: Callable[[], object]) -> list[float]:
+            try:
+                for _batch in range(1_000):
+                    check()
+                    time.sleep(0.01)
+            except Cancelled:
+                stopped.set()
+            return []
+
+    monkeypatch.setattr("app.src.core.cross_encoder.CrossEncoding", Slow)
+    for name in ("config.json", "model.safetensors"):
+        (tmp_path / name).touch()
+    search = SearchSettings(rerank=str(tmp_path), rerank_seconds=0.05)
+    with pytest.raises(RerankFailed, match="longer than"):
+        Reranker(Parts(settings.model_copy(update={"search": search})), Metrics()).scores(TEXT, ["pump"])
+    assert stopped.wait(10)
 
 
 def test_it_never_sees_what_the_asker_may_not(settings: Settings, source: TableSource, reranker: Recording) -> None:

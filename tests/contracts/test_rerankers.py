@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace as ns
 from typing import Any
 
 import pytest
@@ -98,6 +99,12 @@ def reranker(rerank: str, hana: dict[str, Any] | None = None, **search: Any) -> 
     return Reranker(Parts(Settings.model_validate(settings)), Metrics())
 
 
+def hasty(found: Reranker, seconds: float) -> Reranker:
+    """Shorten its time limit, but not that of its connections."""
+    found.settings = found.settings.model_copy(update={"rerank_seconds": seconds})
+    return found
+
+
 def login(emulator: Emulator) -> dict[str, Any]:
     return {name: getattr(emulator, name) for name in ("host", "port", "user", "password")} | {"encrypt": False}
 
@@ -113,7 +120,10 @@ def any_kind(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest
         elif request.param == "cross-encoder":
             for name in ("config.json", "model.safetensors"):
                 (tmp_path / name).touch()
-            monkeypatch.setattr("app.src.core.cross_encoder.CrossEncoding", lambda *_: own)
+            monkeypatch.setattr(
+                "app.src.core.cross_encoder.CrossEncoding",
+                lambda *_: ns(scores=lambda query, texts, _check: own.scores(query, texts)),
+            )
             yield reranker(str(tmp_path))
         elif request.param == "hana":
             yield reranker("hana:SAP_CER.20250701", login(request.getfixturevalue("emulator")))
@@ -213,7 +223,7 @@ def test_one_that_hangs_is_left_in_time(remote: Remote) -> None:
     """It sent the head of its answer, so each wait of the connection is short of its own limit."""
     remote.gate.clear()
     with pytest.raises(RerankFailed, match=r"longer than 0\.2 s \(\[search\] rerank_seconds\)") as failed:
-        reranker(remote.url).scores(QUERY, TEXTS, 0.2)
+        hasty(reranker(remote.url), 0.2).scores(QUERY, TEXTS)
     assert failed.value.outcome == "timeout"
     assert remote.left.wait(10), "the connection is closed long before its own limit of 20 s"
 
@@ -240,12 +250,25 @@ def test_the_key_is_written_nowhere(remote: Remote, caplog: pytest.LogCaptureFix
 # ------------------------------------------------------------------------------------------------------------- in HANA
 
 
-def test_many_and_long_texts_in_hana(emulator: Emulator) -> None:
+def test_many_and_long_texts_in_hana(emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[Any] = []
+    real = HanaPool.read
+
+    def read(self: HanaPool, sql: str, parameters: Sequence[Any], *, doing: str) -> Any:
+        sent.append(parameters)
+        return real(self, sql, parameters, doing=doing)
+
+    monkeypatch.setattr(HanaPool, "read", read)
     found = reranker("hana:SAP_CER.20250701", login(emulator))
     long = "\U0001f989" * 4999 + " oil pump"
     scores = found.scores(f"oil pump {long}", ["chair", "oil pump"] * 150 + [long])
     assert scores[:300] == scores[:2] * 150
     assert scores[1] > scores[0]
+    assert [len(each) for each in sent] == [2 + 250, 2 + 51]
+    owl = "\U0001f989"
+    assert sent[1] == (f"oil pump {owl * 2495}", "SAP_CER.20250701", *["chair", "oil pump"] * 25, owl * 2500)
+    found.scores(QUERY, ["a" * 4998 + owl, "a" * 4999 + owl, "a" * 5001])
+    assert sent[2][2:] == ("a" * 4998 + owl, "a" * 4999, "a" * 5000), "no half of a surrogate pair"
 
 
 @pytest.mark.parametrize(
@@ -278,5 +301,5 @@ def test_a_statement_that_takes_too_long_is_cancelled(emulator: Emulator, monkey
 
     monkeypatch.setattr(HanaPool, "read", read)
     with pytest.raises(RerankFailed, match="longer than"):
-        reranker("hana:SAP_CER.20250701", login(emulator)).scores(QUERY, TEXTS, 0.05)
+        hasty(reranker("hana:SAP_CER.20250701", login(emulator)), 0.05).scores(QUERY, TEXTS)
     assert cancelled.wait(10)

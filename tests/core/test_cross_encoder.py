@@ -141,6 +141,15 @@ def test_a_batch_that_runs_out_of_memory_is_halved(card: type[Model], tmp_path: 
     assert [len(batch) for batch in card.batches] == [32, 32, 6], "memory came back"
 
 
+def test_a_call_that_is_no_longer_wanted_computes_no_further_batch(card: type[Model], tmp_path: Path) -> None:
+    model = CrossEncoding(tmp_path, DeviceProfile.of_card("Tesla T4"), MemoryLimits())
+    checks = iter([None])  # the second check finds no more
+    with pytest.raises(StopIteration):
+        model.scores("a pump", TEXTS, lambda: next(checks))
+    assert [len(batch) for batch in card.batches] == [32]
+    assert model.scores("a pump", TEXTS) == list(range(70)), "the lock is free again"
+
+
 def test_a_model_that_overflows_is_loaded_in_fp32_once(card: type[Model], tmp_path: Path) -> None:
     card.overflows = "float16"
     model = CrossEncoding(tmp_path, DeviceProfile.of_card("Tesla T4"), MemoryLimits())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -76,27 +76,28 @@ class CrossEncoding:
         self._model: CrossEncoder = model
         self.precision = precision
 
-    def scores(self, query: str, texts: Sequence[str]) -> list[float]:
-        """Return the score of each text; higher is better, the scale depends on the model. Raises OutOfMemory if a
-        single text does not fit, DeviceFailed.
+    def scores(self, query: str, texts: Sequence[str], check: Callable[[], object] = lambda: None) -> list[float]:
+        """Return the score of each text; higher is better, the scale depends on the model. Calls `check` before each
+        batch; its error ends the call. Raises OutOfMemory if a single text does not fit, DeviceFailed.
 
         A model that overflows in half precision is loaded in fp32 once and for all.
         """
         with self._lock:
-            found = self._predicted(query, texts)
+            found = self._predicted(query, texts, check)
             if self.precision in ("fp16", "bf16") and not np.isfinite(found).all():
                 _log.warning("cross-encoder %r overflows in %s: loaded in fp32", self._folder.name, self.precision)
                 self._load("fp32")
-                found = self._predicted(query, texts)
+                found = self._predicted(query, texts, check)
         return [float(score) for score in found]
 
-    def _predicted(self, query: str, texts: Sequence[str]) -> NDArray[np.float32]:
+    def _predicted(self, query: str, texts: Sequence[str], check: Callable[[], object]) -> NDArray[np.float32]:
         """Compute in batches of similar length, the longest first; a batch that runs out of memory is halved."""
         from .backends.torch.process import device_errors_mapped
 
         found, size = np.empty(len(texts), dtype=np.float32), _BATCH
         left = sorted(range(len(texts)), key=lambda place: -len(texts[place]))
         while left:
+            check()
             some = left[:size]
             pairs = [(query, texts[place]) for place in some]
             try:

@@ -33,14 +33,17 @@ from connector.model import Hit
 if TYPE_CHECKING:
     from app.src.core.cross_encoder import CrossEncoding
 
-AT_ONCE = 4  # concurrent rerankings, including abandoned ones: most threads that a hanging reranker can block
+# Concurrent rerankings, including abandoned ones: most threads that a hanging reranker can block. Requests for scores
+# have slots of their own, so that they never take those of searches.
+SEARCHES_AT_ONCE, REQUESTS_AT_ONCE = 4, 2
 NO_RERANKER = "no reranker is configured: set [search] rerank (docs/search.md)"
 _MOST_BYTES = 8 << 20  # of an HTTP reranker's answer, which may repeat the texts
 _LOADING_SECONDS = 60.0  # for the first reranking of `probe`, which loads a cross-encoder
 _log = logging.getLogger(__name__)
 
 Scorer = Callable[[str, Sequence[str]], Sequence[float | None]]
-"""(query, texts) -> one finite number per text, greater is better, on any scale. Called from several threads."""
+"""(query, texts) -> one finite number per text, greater is better, on any scale; None for a text without a score.
+Called from several threads."""
 
 
 class RerankFailed(ConnectorError):
@@ -58,7 +61,8 @@ class Reranker:
     def __init__(self, parts: Parts, metrics: Metrics) -> None:
         self.settings = parts.settings.search
         self._metrics = metrics
-        self._room = threading.BoundedSemaphore(AT_ONCE)
+        self._searches = threading.BoundedSemaphore(SEARCHES_AT_ONCE)
+        self._requests = threading.BoundedSemaphore(REQUESTS_AT_ONCE)
         self._score = _scorer(parts)
         self.on = self._score is not None
 
@@ -66,26 +70,39 @@ class Reranker:
         self, collection: str, query: str, hits: Sequence[Hit]
     ) -> tuple[list[Hit], dict[str, float], str | None]:
         """Return the hits, the reranker's scores by id, and None. The first `rerank_depth` hits are in the reranker's
-        order; all keep their search scores. After a failure: the hits in their old order, no scores, and the reason."""
+        order, those that it gives no score last; all keep their search scores. After a failure: the hits in their old
+        order, no scores, and the reason."""
         top = list(hits[: self.settings.rerank_depth])
         if not top:
             return [], {}, None
         try:
-            scores = self.scores(query, [hit.text for hit in top])
+            scores = self._scores(query, [hit.text for hit in top], self._searches)
         except RerankFailed as error:
             self._metrics.reranks.labels(collection, error.outcome).inc()
             _log.warning("a reranking failed: %s", error)
             return list(hits), {}, f"the hits are not reranked: {error}"
         self._metrics.reranks.labels(collection, "done").inc()
-        by_id = {hit.id: score for hit, score in zip(top, scores, strict=True)}
+        by_id = {hit.id: score for hit, score in zip(top, scores, strict=True) if score is not None}
         return [*(top[place] for place in falling(scores)), *hits[len(top) :]], by_id, None
 
-    def scores(self, query: str, texts: Sequence[str], seconds: float | None = None) -> list[float]:
-        """Return a score for each text, greater is better, on the reranker's scale. `seconds`: default
-        `rerank_seconds`. Raises RerankFailed."""
-        seconds, score = seconds or self.settings.rerank_seconds, self._score
+    def scores(self, query: str, texts: Sequence[str]) -> list[float]:
+        """Return a score for each text of a request, greater is better, on the reranker's scale. Raises
+        RerankFailed."""
+        found = self._scores(query, texts, self._requests, advice="; send fewer documents")
+        known = [score for score in found if score is not None]
+        if len(known) < len(texts):
+            raise RerankFailed(f"the reranker gave no score for documents[{found.index(None)}]; leave it out")
+        return known
+
+    def _scores(
+        self, query: str, texts: Sequence[str], slots: threading.Semaphore, *, loading: bool = False, advice: str = ""
+    ) -> list[float | None]:
+        """Return a score for each text, None where the reranker gives none. `loading`: allow it the time to load.
+        `advice`: ends the message if it takes too long. Raises RerankFailed."""
+        score, call = self._score, cancellation.Cancellation()
+        seconds = _LOADING_SECONDS if loading else self.settings.rerank_seconds
+        limit = f"{seconds:g} s" + (" to load" if loading else " ([search] rerank_seconds)")
         outcome: Future[Sequence[float | None]] = Future()
-        call = cancellation.Cancellation()
         if score is None:
             raise RerankFailed(NO_RERANKER)
 
@@ -96,38 +113,42 @@ class Reranker:
             except Exception as error:
                 outcome.set_exception(error)
             finally:
-                self._room.release()
+                slots.release()
 
-        if not self._room.acquire(timeout=seconds):
-            raise RerankFailed(f"{AT_ONCE} rerankings are under way already", outcome="timeout")
-        # A daemon thread, abandoned after `seconds`: Python cannot end a thread. Its statement or connection is ended.
+        if not slots.acquire(timeout=seconds):
+            raise RerankFailed(f"it waited longer than {limit} for other rerankings", outcome="timeout")
+        # A daemon thread, abandoned after `seconds`: Python cannot end a thread. Its statement, connection or next
+        # batch is ended.
         threading.Thread(target=run, name="rerank", daemon=True).start()
         try:
-            scores = np.asarray(outcome.result(seconds), dtype=np.float64)
+            given = outcome.result(seconds)
+            scores = np.asarray(given, dtype=np.float64)  # None becomes NaN
         except Exception as error:
             if not outcome.done():
                 threading.Thread(target=call.cancel, name="rerank-cancel", daemon=True).start()
-                why = f"it took longer than {seconds:g} s ([search] rerank_seconds)"
-                raise RerankFailed(why, outcome="timeout") from None
+                raise RerankFailed(f"it took longer than {limit}{advice}", outcome="timeout") from None
             # Name only the class of other errors: their message may quote a row.
             known = isinstance(error, EngineError | ConnectorError)
             raise RerankFailed(str(error) if known else type(error).__name__) from None
-        if scores.shape != (len(texts),) or not np.isfinite(scores).all():
-            raise RerankFailed(f"the reranker gave no finite number for each of {len(texts)} texts")
-        return [float(number) for number in scores]
+        if scores.shape == (len(texts),):
+            found = [None if one is None else float(score) for one, score in zip(given, scores, strict=True)]
+            numbers = [score for score in found if score is not None]
+            if numbers and np.isfinite(numbers).all():
+                return found
+        raise RerankFailed(f"the reranker gave no finite number for each of {len(texts)} texts")
 
     def probe(self) -> float:
         """Load the reranker, let it compare two texts, and return how many seconds that took. Raises RerankFailed."""
         texts = ("hydraulic oil pump", "office chair")
-        self.scores("oil pump", texts, _LOADING_SECONDS)
+        self._scores("oil pump", texts, self._requests, loading=True)
         start = time.perf_counter()
-        self.scores("oil pump", texts)
+        self._scores("oil pump", texts, self._requests)
         return time.perf_counter() - start
 
 
-def falling(scores: Sequence[float]) -> list[int]:
-    """Return the places of the scores, the greatest first; equal ones in their order."""
-    return sorted(range(len(scores)), key=lambda place: (-scores[place], place))
+def falling(scores: Sequence[float | None]) -> list[int]:
+    """Return the places of the scores, the greatest first, None last; equal ones in their order."""
+    return sorted(range(len(scores)), key=lambda place: (scores[place] is None, -(scores[place] or 0.0), place))
 
 
 # ----------------------------------------------------------------------------------------------- the kinds of rerankers
@@ -192,7 +213,7 @@ def _cross_encoder(settings: Settings) -> Scorer:
         with loading:
             if not loaded:
                 loaded.append(CrossEncoding(folder, detect(embedding.device), limits))
-        return loaded[0].scores(query, texts)
+        return loaded[0].scores(query, texts, cancellation.current().check)
 
     return scores
 
