@@ -148,7 +148,8 @@ class VectorStore(ABC):
 
     def likeness(self, collection: str, records: Sequence[int], model: DatabaseModel) -> dict[int, float]:
         """Return the cosine of each record's vector with that of its text, embedded again by the database. Omits
-        records whose text has no vector. `records`: the store's own ids."""
+        records whose text has no vector. `records`: the store's own ids. Raises the database's error if it rejects
+        every record."""
         raise NotImplementedError("`open` refuses models of a database in other stores")
 
     @abstractmethod

@@ -12,7 +12,7 @@ import numpy as np
 
 from connector import failpoints
 from connector.document.document import UNKNOWN_VECTOR, Renderer, vector_digests
-from connector.errors import Overloaded, RowRejected, RowsRejected
+from connector.errors import ConnectorError, Overloaded, RowRejected, RowsRejected, StatementFailed
 from connector.model import ChangeSet, Chunk, DatabaseModel, Document, Lease, QuarantinedRow, Vectors
 from connector.sync.embedding import TextEmbedder
 from connector.sync.options import Ends, StageClock
@@ -75,15 +75,19 @@ class DocumentWriter:
         self._model = ends.embedder.database_model
         # The largest number of chunks per change set; lowered while the store is overloaded.
         self.limit = self._most = CHUNKS_PER_APPLY
+        # Errors after which smaller change sets are tried.
+        self._dividing: tuple[type[ConnectorError], ...] = (RowRejected,)
         if self._model is not None:
+            self._dividing = (RowRejected, StatementFailed)  # a single call of the model may fail
             self.limit, self._most = FIRST_EMBEDDED, EMBEDDED_PER_APPLY
         self._streak = 0
 
     def write(self, documents: Sequence[Document], extra: ChangeSet | None = None) -> Written:
         """Replace the stored versions of `documents`; apply `extra` first, in its own transaction.
 
-        A rejected document is quarantined, and its stored version is removed. An overloaded store gets smaller change
-        sets. Raises infrastructure errors, and Overloaded if a single document is too large.
+        A rejected document is quarantined, and its stored version is removed. An overloaded store, and a database that
+        fails to embed, get smaller change sets. Raises infrastructure errors, and Overloaded if a single document is
+        too large.
         """
         return self.apply(self.prepare(documents), extra)
 
@@ -163,12 +167,14 @@ class DocumentWriter:
                 self.limit = max(1, min(self.limit, weight) // 2)
                 self._streak = 0
                 stack.append((part, rounds))
-            except RowRejected as error:
-                if len(part) == 1:
-                    self._reject(part[0], error, written)
-                else:
+            except self._dividing as error:
+                if len(part) > 1:
                     parts = _apart(part, error if rounds < _NAMED_ROUNDS else None)
                     stack += [(some, rounds + 1) for some in reversed(parts)]
+                elif isinstance(error, RowRejected):
+                    self._reject(part[0], error, written)
+                else:
+                    raise
             else:
                 self.adapt(weight, time.monotonic() - began)
                 written.upserted += [piece.id for piece in part if piece.chunks]
@@ -179,7 +185,7 @@ class DocumentWriter:
         """Adapt the limit after a successful change set."""
         self._streak += 1
         if self._model is not None and seconds > SLOW_SECONDS:
-            self.limit, self._streak = max(1, weight // 2), 0
+            self.limit, self._streak = max(1, min(self.limit, weight) // 2), 0
         elif self.limit < self._most and self._streak >= GROW_AFTER:
             self.limit, self._streak = min(self._most, self.limit * 2), 0
 
@@ -243,7 +249,7 @@ def _by_document(changes: ChangeSet) -> list[Piece]:
     return list(pieces.values())
 
 
-def _apart(pieces: Sequence[Piece], error: RowRejected | None) -> list[Sequence[Piece]]:
+def _apart(pieces: Sequence[Piece], error: ConnectorError | None) -> list[Sequence[Piece]]:
     """Return the parts to try: the pieces that the store does not name, then each named piece; or two halves."""
     if isinstance(error, RowsRejected):
         # The error counts positions over all chunks, then over all metadata.

@@ -10,12 +10,20 @@ import numpy as np
 import pytest
 
 from connector.document.document import UNKNOWN_VECTOR
-from connector.errors import ConfigurationError, ConnectionLost, StatementFailed, TextsNotEmbeddable
+from connector.errors import (
+    ConfigurationError,
+    ConnectionLost,
+    ModelMismatch,
+    RowRejected,
+    StatementFailed,
+    TextsNotEmbeddable,
+)
 from connector.hana.connection import HanaPool, Session
 from connector.hana.embedding import HanaModel, token_spans
 from connector.hana.source import HanaSource
 from connector.model import ChunkSpec, CollectionSpec, DatabaseModel, TableRef
 from connector.retry import RetryPolicy
+from connector.stores.hana import store as hana_store
 from connector.stores.hana.store import HanaStore
 from connector.stores.local.store import LocalStore
 from connector.sync import apply, quarantine, run
@@ -151,6 +159,13 @@ def test_what_hana_rejects_is_quarantined_and_its_neighbours_are_stored(scene, w
 def test_transactions_start_small_and_grow_while_hana_is_quick(scene, monkeypatch, slow, sizes):
     for name, value in {"FIRST_EMBEDDED": 2, "EMBEDDED_PER_APPLY": 6, "GROW_AFTER": 2, "SLOW_SECONDS": slow}.items():
         monkeypatch.setattr(apply, name, value)
+    written = inserts(monkeypatch)
+    assert scene.sync().upserted == sum(written) == ROWS
+    assert written == sizes
+
+
+def inserts(monkeypatch) -> list[int]:
+    """Count the rows of each later INSERT that embeds."""
     real, written = Session.execute_many, []
 
     def counted(self, sql, rows, **more):
@@ -158,8 +173,7 @@ def test_transactions_start_small_and_grow_while_hana_is_quick(scene, monkeypatc
         real(self, sql, rows, **more)
 
     monkeypatch.setattr(Session, "execute_many", counted)
-    assert scene.sync().upserted == sum(written) == ROWS
-    assert written == sizes
+    return written
 
 
 def failing(monkeypatch, part: str, errors: list[Exception]) -> None:
@@ -191,10 +205,69 @@ def test_without_its_service_hana_quarantines_nothing(scene, monkeypatch):
     assert scene.sync().upserted == 1
 
 
+INSERT = 'INSERT INTO "NATIVE"."OWL_NATIVE_G1"'
+
+
+@pytest.mark.parametrize("kind", [StatementFailed, RowRejected])
+def test_an_insert_that_fails_once_is_tried_again(scene, monkeypatch, kind):
+    scene.sync()
+    for key in range(12):
+        change(scene, key, f"another text {key}")
+    failing(monkeypatch, INSERT, [kind("the remote source refuses one call", code=2048)])
+    report = scene.sync()
+    assert (report.upserted, report.quarantined) == (12, 0)
+
+
+def test_an_insert_that_always_fails_ends_the_sync_and_deletes_nothing(scene, monkeypatch):
+    scene.sync()
+    for key in range(12):
+        change(scene, key, f"another text {key}")
+    failing(monkeypatch, INSERT, [StatementFailed("not in an INSERT", code=2048)] * 99)
+    with pytest.raises(StatementFailed, match="not in an INSERT"):
+        scene.sync()
+    documents = Documents(
+        CollectionSpec("clients", TableRef("", ""), "", ("id",)), scene.ends.store, scene.ends.embedder, Turn()
+    )
+    failing(monkeypatch, "INSERT", [StatementFailed("not in an INSERT", code=2048)] * 99)
+    with pytest.raises(StatementFailed, match="not in an INSERT"):
+        documents.put([NewDocument("a", "steel pump"), NewDocument("b", "rubber seal")])
+    assert scene.ends.store.quarantine("native") == []
+    assert len(scene.stored()) == ROWS
+
+
+def test_a_text_that_hana_refuses_once_is_stored_after_all(scene, monkeypatch):
+    refused, real = [{1: RowRejected("busy", code=2048)}], hana_store._not_embeddable
+    monkeypatch.setattr(hana_store, "_not_embeddable", lambda *given: refused.pop() if refused else real(*given))
+    failing(monkeypatch, INSERT, [StatementFailed("busy", code=2048)])
+    report = scene.sync(page_rows=10)
+    assert (report.upserted, report.quarantined, refused) == (ROWS, 0, [])
+
+
+@pytest.mark.parametrize("kind", [StatementFailed, RowRejected])
+def test_vectors_of_another_dimension_are_blamed_on_no_text(scene, monkeypatch, kind):
+    scene.sync()
+    change(scene, 5, "another text")
+    failing(monkeypatch, INSERT, [kind("another dimension", code=20005)] * 99)
+    monkeypatch.setattr(hana_store, "probe", lambda model: ("SELECT 3 FROM DUMMY WHERE ? <> ?", ("a", "b")))
+    with pytest.raises(ModelMismatch, match=r"now gives vectors of dimension 3, .* has 64"):
+        scene.sync()
+    assert scene.stored()["[5]"].text == "pump 5 leaks"
+
+
 def test_a_lost_connection_is_tried_again(scene, monkeypatch):
     failing(monkeypatch, "VECTOR_EMBEDDING", [ConnectionLost("gone", code=-10807)] * 2)
     assert scene.sync().upserted == ROWS
     assert verify(scene.spec, scene.ends).ok
+
+
+def test_a_row_of_many_chunks_is_inserted_in_portions_and_never_raises_the_limit(scene, monkeypatch):
+    change(scene, 1, "a " * 2400)
+    monkeypatch.setattr(apply, "SLOW_SECONDS", 0.0)
+    monkeypatch.setattr(apply, "GROW_AFTER", 99)
+    written = inserts(monkeypatch)
+    assert sync(replace(scene.spec, chunk=ChunkSpec(overlap=120)), scene.ends, ANY).upserted == ROWS
+    assert max(written) == hana_store.EMBEDDED_TOGETHER < sum(written) - ROWS + 1, "of one row, in one transaction"
+    assert written[-1] == 1, "the limit fell to 1 and stayed"
 
 
 def test_clients_documents_are_embedded_by_hana_too(scene):
@@ -244,6 +317,13 @@ def test_a_stored_text_that_hana_no_longer_embeds_is_found(scene, monkeypatch):
     scene.sync()
     failing(monkeypatch, "COSINE_SIMILARITY", [StatementFailed("a text", code=2)] * 2)  # of all, and of the first one
     assert verify(scene.spec, scene.ends).bad_vectors == 1
+
+
+def test_a_statement_that_never_works_is_no_damage(scene, monkeypatch):
+    scene.sync()
+    failing(monkeypatch, "COSINE_SIMILARITY", [StatementFailed("not of an NCLOB", code=2)] * 99)
+    with pytest.raises(StatementFailed, match="NCLOB"):
+        verify(scene.spec, scene.ends, repair=True)
 
 
 def test_verify_says_when_hana_embeds_no_more(scene, monkeypatch):

@@ -272,6 +272,9 @@ class Checks:
                 f"{engine.precision_reason}; path {engine.path}: {engine.path_reason}; "
                 f"languages {' '.join(engine.languages) or 'unknown'}; licence {engine.licence or 'unknown'}"
             )
+            remote = embedder.source.remote_source
+            if remote is not None:
+                lines[-1] += f"; SENDS TEXTS AWAY: texts of rows and searches go to HANA's remote source {remote}"
         return "; ".join(lines)
 
     def probe_choices(self) -> str:

@@ -20,6 +20,7 @@ from connector.errors import (
     ConfigurationError,
     DatabaseError,
     GenerationChanged,
+    ModelMismatch,
     PermissionRefused,
     RowRejected,
     RowsRejected,
@@ -72,6 +73,7 @@ RECORDS_PAGE = 1_000
 INDEX_FROM = 10_000  # records from which an HNSW index is created; below this, HANA's exact search is fast enough
 _STORED = '"ID", "SRC_KEY", "CHUNK_NO", "CONTENT_HASH"'
 VECTORS_PAGE = 500
+EMBEDDED_TOGETHER = 10  # rows of one INSERT in which HANA embeds: the driver waits `communication_timeout` for it
 REMEMBERED = 2.0  # seconds for which searches cache a collection's row
 ENSURED = 60.0  # seconds for which `open` does not check a table again; a sync opens its collection twice
 _TIE_STEPS = 3  # maximum number of extra reads because rows share the last score
@@ -327,7 +329,7 @@ class HanaStore(VectorStore):
             if model is None:
                 session.execute_many(sql, rows, doing="writing vectors")
             elif rows:
-                _embed_into(session, table, sql, rows, changes.chunks, model)
+                _embed_into(session, found, table, (sql, rows), changes.chunks, model)
             sql = (
                 f'UPDATE {table} SET "VEC_META" = ?, "CONTENT_HASH" = ?, "SYNCED_AT" = CURRENT_UTCTIMESTAMP '
                 'WHERE "SRC_KEY" = ? AND "CHUNK_NO" = ?'
@@ -355,9 +357,14 @@ class HanaStore(VectorStore):
         except (RowRejected, StatementFailed):
             self._pool.read(*probe(model), doing="embedding a plain word in HANA")
         alone: dict[int, float] = {}
+        errors: list[RowRejected | StatementFailed] = []
         for id_ in records:
-            with suppress(RowRejected, StatementFailed):
+            try:
                 alone |= asked([id_])
+            except (RowRejected, StatementFailed) as error:
+                errors.append(error)
+        if len(errors) == len(records):  # not the texts: HANA refuses the statement
+            raise errors[0]
         return alone
 
     def in_database(self, collection: str, source: HanaSource, rows: SqlRows, model: DatabaseModel) -> RowsInDatabase:
@@ -426,15 +433,29 @@ class HanaStore(VectorStore):
 
 
 def _embed_into(
-    session: Session, table: str, sql: str, rows: Sequence[Any], chunks: Sequence[Chunk], model: DatabaseModel
+    session: Session,
+    found: Collection,
+    table: str,
+    inserted: tuple[str, Sequence[Any]],
+    chunks: Sequence[Chunk],
+    model: DatabaseModel,
 ) -> None:
-    """Insert rows whose vectors HANA computes. Raises RowsRejected for texts without a vector, RowRejected if HANA
-    rejects some text, and StatementFailed if it rejects a plain word too."""
-    try:
-        session.execute_many(sql, rows, doing="embedding texts in HANA")
-    except StatementFailed as error:
-        session.query(*probe(model), doing="embedding a plain word in HANA")
-        raise RowRejected(str(error), code=error.code) from None
+    """Insert rows whose vectors HANA computes, a few per statement. `inserted`: the INSERT and its rows.
+
+    Raises RowsRejected for texts that HANA does not embed outside the INSERT either, or for which it gives no vector.
+    If HANA embeds all of them, raises the INSERT's own error; ModelMismatch if the vectors have another dimension.
+    """
+    sql, rows = inserted
+    for start in range(0, len(rows), EMBEDDED_TOGETHER):
+        end = start + EMBEDDED_TOGETHER
+        try:
+            session.execute_many(sql, rows[start:end], doing="embedding texts in HANA")
+        except (RowRejected, StatementFailed) as error:
+            refused = _not_embeddable(session, found, [chunk.text for chunk in chunks[start:end]], model)
+            if not refused:
+                raise
+            by_chunk = {start + place: reason for place, reason in refused.items()}
+            raise RowsRejected(str(error), rows=by_chunk) from None
     places = {(chunk.id, chunk.number): place for place, chunk in enumerate(chunks)}
     missing: dict[int, RowRejected] = {}
     for some in portions(list(dict.fromkeys(chunk.id for chunk in chunks))):
@@ -446,6 +467,27 @@ def _embed_into(
             missing[places[tuple(key)]] = RowRejected("HANA's model gave no vector for its text")
     if missing:
         raise RowsRejected(f"HANA's model gave no vector for {len(missing)} texts", rows=missing)
+
+
+def _not_embeddable(
+    session: Session, found: Collection, texts: Sequence[str], model: DatabaseModel
+) -> dict[int, RowRejected]:
+    """Embed each text alone, without storing it, and return HANA's errors by position. Raises HANA's error if it does
+    not embed a plain word either, and ModelMismatch if that word's vector does not fit the collection."""
+    sql, (_, *named) = probe(model)
+    ((dimension,),) = session.query(*probe(model), doing="embedding a plain word in HANA")
+    if dimension != found.stamp.dimension:
+        raise ModelMismatch(
+            f"HANA's model {model.name} now gives vectors of dimension {dimension}, and collection {found.name!r} has "
+            f"{found.stamp.dimension}: sync again in a new process, which builds another generation"
+        )
+    refused: dict[int, RowRejected] = {}
+    for place, text in enumerate(texts):
+        try:
+            session.query(sql, (text, *named), doing="embedding a text in HANA")
+        except (RowRejected, StatementFailed) as error:
+            refused[place] = RowRejected(str(error), code=error.code)
+    return refused
 
 
 @dataclass(frozen=True, slots=True)
