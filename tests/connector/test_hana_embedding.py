@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 
+from app.src.service.hana_engine import HanaBackend
 from connector.document.document import UNKNOWN_VECTOR
 from connector.errors import (
     ConfigurationError,
@@ -368,6 +369,15 @@ def test_texts_are_embedded_several_in_a_statement_and_long_or_bad_ones_alone(sc
         np.testing.assert_allclose(found[[0, 2]], vectors[[0, 2]], atol=1e-6)
         assert np.isfinite(found[1]).all() == (bad != "poison")
         assert len(sent) in (3, 5), "together, each alone, and a plain word; or each alone"
+
+
+def test_searches_pass_between_statements_of_a_batch(scene):
+    backend, sent, passed = HanaBackend(HanaModel(scene.pool, NEB)), scene.sent, []
+    texts = [f"text {number}" for number in range(40)]
+    sent.clear()
+    vectors = backend.forward(backend.tokenize(texts), pause=lambda: passed.append(len(sent)))
+    assert passed == [1, 2]
+    np.testing.assert_allclose(vectors, scene.expected(*texts), atol=1e-5)
 
 
 @pytest.mark.parametrize("code", [258, 328])

@@ -20,6 +20,7 @@ from app.src.core import queue as queue_module
 from app.src.core.backends import DeviceFailed, EngineClosed, NonFinite, OutOfMemory, Pause, TokenBatch, Vectors
 from app.src.core.engine import EmbeddingEngine
 from app.src.core.queue import LANES, EmbeddingQueue, EngineOverloaded, Lane, Watcher, WorkerDied
+from connector.errors import ConnectionLost
 from tests.core.conftest import ScriptedBackend, words_by_text
 
 PATIENCE = 20.0
@@ -585,6 +586,22 @@ def test_a_failing_batch_fails_the_request_to_blame_only(scene: Scene) -> None:
     with pytest.raises(RuntimeError, match="planted"):
         bad.result(PATIENCE)
     np.testing.assert_allclose(scene.engine.embed(["next"]), expected(["next"]), atol=1e-6)
+
+
+def test_a_retryable_error_fails_a_batch_that_is_not_computed_again(scene: Scene) -> None:
+    """Such as that of a HANA that does not answer: each try would last minutes."""
+    tried: list[int] = []
+
+    def fail(batch: list[list[str]]) -> BaseException | None:
+        tried.append(len(batch))
+        return ConnectionLost("HANA is silent") if len(batch) > 1 else None
+
+    scene.backend.fail = fail
+    for future in together(scene, ["a", "b"], ["c"], ["e"]):
+        with pytest.raises(ConnectionLost, match="silent"):
+            future.result(PATIENCE)
+    assert tried == [1, 4]
+    assert scene.engine.submit(["next"]).result(PATIENCE).shape == (1, 32)
 
 
 @pytest.mark.proves(20)

@@ -150,6 +150,22 @@ def test_doctor_asks_hana_for_the_model(make: Make) -> None:
     assert "de en es fr pt" in lines["model"]["detail"]
 
 
+def test_doctor_says_that_a_remote_source_gets_the_texts(make: Make) -> None:
+    away = "SENDS TEXTS AWAY: texts of rows and searches go to HANA's remote source AI_CORE"
+    assert (
+        away in make(NEB, {"model": "hana:text-embedding-3-small", "remote_source": "AI_CORE"}).readiness.probe_model()
+    )
+    assert "AWAY" not in make().readiness.probe_model()
+
+
+def test_a_hana_that_hangs_needs_no_new_process(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    hanging, ours = make(), make("hash:8")
+    for service in (hanging, ours):
+        monkeypatch.setattr(service.parts.embedder.engine, "stalled", lambda: 9999.0)
+    assert hanging.readiness.beyond_help() is None
+    assert "nothing comes of it" in (ours.readiness.beyond_help() or "")
+
+
 @pytest.mark.parametrize("code", ["258", "328"])
 def test_doctor_and_sync_name_the_fix_where_hana_does_not_embed(code: str) -> None:
     with running("--without-nlp", code) as emulator:

@@ -742,8 +742,8 @@ class EmbeddingQueue:
     def _settle(self, lane: Lane, texts: Texts, running: Running | None) -> None:
         """Give every text its vector or fail its request, never because of an error in another request.
 
-        A batch that ran out of memory is split. If the device failed, all requests fail. After any other error the
-        batch's requests are computed one by one.
+        A batch that ran out of memory is split. If the device failed, all requests fail; if the error is retryable,
+        such as a lost connection, the batch's requests. After any other error they are computed one by one.
         """
         pending: deque[tuple[Texts, Running | None]] = deque([(texts, running)])
         while pending:
@@ -762,12 +762,15 @@ class EmbeddingQueue:
                 traceback.clear_frames(error.__traceback__)  # else the error would keep the batch's tensors alive
                 if isinstance(error, OutOfMemory):
                     plan = self._runner.smaller(texts.lengths) if len(texts) > 1 else []
+                elif getattr(error, "retryable", False):  # of no text; each try may take minutes
+                    plan = []
                 else:
                     plan = [own for _, own in texts.by_request()] if len(texts.requests) > 1 else []
                 if plan:
                     pending.extendleft((texts[places], None) for places in reversed(plan))
                 else:
-                    self._fail(texts.requests[0], error)
+                    for request in texts.requests:
+                        self._fail(request, error)
             else:
                 self._progress_at, self.deaths = self.clock(), 0
                 self._deliver(texts, vectors)

@@ -12,7 +12,7 @@ from app.src.core.backends import Backend, InputType, ModelInfo, Pause, TokenBat
 from app.src.core.device import DeviceProfile
 from app.src.core.engine import EmbeddingEngine
 from app.src.core.memory import ModelShape
-from connector.hana.embedding import HanaModel, TextType, token_spans
+from connector.hana.embedding import TOGETHER, HanaModel, TextType, token_spans
 from connector.model import IN_DATABASE
 
 PATH = "hana"
@@ -61,7 +61,11 @@ class HanaBackend(Backend):
         texts = [ids.astype("<i4").tobytes().decode("utf-32-le", "surrogatepass") for ids in batch]
         for input_type, kind in _KINDS.items():
             places = [place for place, text in enumerate(texts) if ord(text[0]) == _CODES[input_type]]
-            vectors[places] = self._model.embed([texts[place][1:] for place in places], kind)
+            for start in range(0, len(places), TOGETHER):
+                if pause is not None and start:
+                    pause()
+                some = places[start : start + TOGETHER]
+                vectors[some] = self._model.embed([texts[place][1:] for place in some], kind)
         return vectors
 
 

@@ -98,7 +98,7 @@ class Backend(Protocol):
     info: ModelInfo
     profile: DeviceProfile
     ahead: int = 0  # batches to launch before waiting for the oldest; 0: use `forward`
-    pauses: int = 0  # how often `forward` calls `pause` within a batch
+    pauses: int = 0  # how often `forward` calls `pause` within each batch, at least
 
     def tokenize(self, texts: Sequence[str]) -> TokenBatch:
         """Return ids with special tokens, cut to the model's maximum length."""
@@ -115,7 +115,7 @@ class Backend(Protocol):
     def forward(self, batch: TokenBatch, *, exact: bool = False, pause: Pause | None = None) -> Vectors:
         """Return pooled vectors (len(batch), dimension), not normalised. Raises OutOfMemory, DeviceFailed.
 
-        `exact` computes in fp32. `pause` is called `pauses` times and may call `forward` itself.
+        `exact` computes in fp32. `pause` is called at least `pauses` times and may call `forward` itself.
         """
         ...
 
