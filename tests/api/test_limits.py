@@ -212,7 +212,8 @@ def test_a_large_body_is_refused_before_it_is_sent(client: Client, length: str, 
         (["a"] * 4, 200, ""),
         (["a"] * 5, 413, "5 texts; at most 4"),
         ("x" * 9_000, 200, ""),
-        ("x" * 9_001, 413, "inputs[0] has 9001 characters; at most 9000"),
+        ("x" * 9_001, 413, "inputs has 9001 characters; at most 9000"),
+        (["x" * 9_001], 413, "inputs[0] has 9001 characters; at most 9000"),
         (["a", "é" * 9_000], 200, ""),  # characters, not bytes
         ("🦉" * 4_000, 200, ""),
         ([""], 200, ""),
@@ -240,7 +241,7 @@ def test_hits_of_one_search(client: Client, k: int, status: int, hits: int) -> N
 def test_characters_of_a_query(client: Client, size: int, status: int) -> None:
     response = client.post(SEARCH, json={"query": "x" * size})
     assert response.status_code == status
-    assert status == 200 or "query[0]" in problem(response, 413)["detail"] or "query" in response.json()["detail"]
+    assert status == 200 or problem(response, 413)["detail"].startswith("query has 9001 characters")
 
 
 @pytest.mark.parametrize(("size", "status"), [(63, 422), (64, 200), (65, 422), (0, 422), (1, 422)])

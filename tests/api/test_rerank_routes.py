@@ -57,6 +57,12 @@ def test_the_best_come_first(shared: httpx.Client, route: str) -> None:
     assert repeated == [ORDER[0] | {"document": {"text": TEXTS[1]}}]
 
 
+def test_members_of_coheres_clients_are_ignored_for_them(shared: httpx.Client) -> None:
+    more = {"max_tokens_per_doc": 1, "max_chunks_per_doc": None, "rank_fields": ["text"]}
+    assert ask(shared, "/v1/rerank", **more).json() == {"results": ORDER}
+    assert "unknown member" in refusal(ask(shared, "/rerank", **more), 422)
+
+
 def test_equal_ones_keep_their_order(shared: httpx.Client) -> None:
     answer = ask(shared, documents=["oil a", "pump b", "oil c"]).json()
     assert [each["index"] for each in answer["results"]] == [0, 1, 2]
@@ -70,12 +76,12 @@ def test_equal_ones_keep_their_order(shared: httpx.Client) -> None:
         ({"documents": []}, 422, "documents is empty"),
         ({"documents": ["a"] * 5}, 413, "api.max_inputs"),
         ({"documents": ["a", "b" * 9_001]}, 413, "documents[1] has 9001 characters"),
-        ({"query": "b" * 9_001}, 413, "query[0] has 9001 characters"),
+        ({"query": "b" * 9_001}, 413, "query has 9001 characters"),
         ({"documents": ["a", 5]}, 422, "documents[1]"),
         ({"documents": [{"title": "a"}]}, 422, "documents[0]"),
         ({"top_n": 0}, 422, "top_n"),
         ({"model": "rerank-v3"}, 404, 'the reranker "rerank-v3" is not served here'),
-        ({"rank_fields": ["a"]}, 422, "unknown member"),
+        ({"top_k": 1}, 422, "unknown member"),
     ],
 )
 def test_what_is_refused(shared: httpx.Client, route: str, body: dict[str, Any], status: int, says: str) -> None:
@@ -109,6 +115,21 @@ def test_tokens_are_charged_before_anything_is_computed(
         assert ask(client).status_code == 200
         monkeypatch.setattr(shared_service.reranker, "scores", None)
         assert "access.tokens" in refusal(ask(client, documents=["a b c d e f g"] * 3), 429)
+
+
+@pytest.mark.parametrize(
+    ("query", "documents", "tokens"),
+    [("oil pump", TEXTS, 2 * 3 + 7), ("a " * 400, ["b", "c d"], 2 * 400 + 3), ("a", ["b " * 600], 601)],
+    ids=["short", "the query with each text", "whole texts"],
+)
+def test_what_is_charged(
+    shared_service: Service, monkeypatch: pytest.MonkeyPatch, query: str, documents: list[str], tokens: int
+) -> None:
+    monkeypatch.setattr(shared_service, "settings", shared_service.settings)  # `limited` replaces them
+    with limited(shared_service, tokens=f"{tokens + 2}/hour") as client:
+        assert ask(client, query=query, documents=documents).status_code == 200
+        assert ask(client, query="a", documents=["b"]).status_code == 200, "2 tokens are left"
+        assert ask(client, query="a", documents=["b"]).status_code == 429
 
 
 def test_the_client(shared: httpx.Client, tmp_path: Path) -> None:

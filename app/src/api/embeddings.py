@@ -121,7 +121,7 @@ def add_embed(routes: APIRouter, executors: Executors) -> None:
     async def embed(request: Request, body: EmbedRequest) -> Response:
         """Always return a list of vectors; for `Accept: application/octet-stream`, raw little-endian float32."""
         texts = [body.inputs] if isinstance(body.inputs, str) else body.inputs
-        executors.check_texts(texts, name="inputs")
+        executors.check_texts(body.inputs, name="inputs")
 
         def counted(tokens: list[int]) -> None:
             if not body.truncate:
@@ -157,7 +157,7 @@ def add_openai(routes: APIRouter, executors: Executors) -> None:
                 "(LangChain: OpenAIEmbeddings(check_embedding_ctx_length=False))",
                 param="input",
             )
-        executors.check_texts(texts, name="input")
+        executors.check_texts(body.input if isinstance(body.input, str) else texts, name="input")
         used = 0
 
         def counted(tokens: list[int]) -> None:

@@ -345,26 +345,29 @@ class Executors:
 
     def spend(self, request: Request, tokens: list[int], *, whole: bool = False) -> None:
         """Charge the caller for texts with these token counts: for the tokens that the model reads of each, or, with
-        `whole`, for all of them, because the texts are cut into chunks. Raises RateExceeded. Thread-safe."""
+        `whole`, for all of them, because the texts are cut into chunks or read by another model. Raises RateExceeded.
+        Thread-safe."""
         if self._several_callers:
             most = max(tokens, default=0) if whole else self.service.parts.engine.max_tokens
             self._rates.spend(caller(request), sum(min(count, most) for count in tokens))
 
-    def check_texts(self, texts: list[str], *, name: str) -> None:
-        """Check the number, length and encoding of texts; `name` is the body's field. Raises Refused."""
+    def check_texts(self, given: str | list[str], *, name: str) -> None:
+        """Check the number, length and encoding of a text or of texts; `name` is the body's field. Raises Refused."""
+        texts = [given] if isinstance(given, str) else given
         most, limit = self.limits.max_inputs, self.limits.max_text_chars
         if not texts:
             raise Refused("Unprocessable", f"{name} is empty", param=name)
         if len(texts) > most:
             raise Refused("TooMuch", f"{len(texts)} texts; at most {most} (setting api.max_inputs)", param=name)
         for position, text in enumerate(texts):
+            where = name if isinstance(given, str) else f"{name}[{position}]"
             if len(text) > limit:
-                what = f"{name}[{position}] has {len(text)} characters"
+                what = f"{where} has {len(text)} characters"
                 raise Refused("TooMuch", f"{what}; at most {limit} (api.max_text_chars)", param=name)
             try:
                 text.encode()
             except UnicodeEncodeError:
-                what = f"{name}[{position}] contains an unpaired surrogate"
+                what = f"{where} contains an unpaired surrogate"
                 raise Refused("Unprocessable", what, param=name) from None
 
     async def embed(self, request: Request, texts: Sequence[str], queue: Callable[[], Future[Vectors]]) -> Vectors:

@@ -9,7 +9,7 @@ from pydantic import BaseModel, Field
 
 from app.src.api.embeddings import OPENAI_ERRORS
 from app.src.api.errors import Refused
-from app.src.api.requests import BOUNDED, Body, Executors, Json, direct
+from app.src.api.requests import BOUNDED, Body, Executors, Json, Texts, direct
 from app.src.service.rerank import NO_RERANKER, falling
 from app.src.settings.model import UNLIMITED
 
@@ -28,6 +28,15 @@ class RerankRequest(Body):
     model: str | None = Field(default=None, description="the name of the configured reranker, as explain shows it")
 
 
+class CompatibleRerankRequest(RerankRequest):
+    """`max_tokens_per_doc`, `max_chunks_per_doc` and `rank_fields` of Cohere's clients are ignored: the reranker reads
+    as much of each text as it can, and a document has no other field."""
+
+    max_tokens_per_doc: int | None = None
+    max_chunks_per_doc: int | None = None
+    rank_fields: Texts | None = None
+
+
 class RerankedDocument(BaseModel):
     index: int = Field(description="place in the request, from 0")
     relevance_score: float = Field(description="greater is better; the scale depends on the reranker")
@@ -43,7 +52,7 @@ def add(routes: APIRouter, executors: Executors) -> None:
 
     async def rerank(request: Request, body: RerankRequest) -> Response:
         """Score texts by how well they answer a query, with the configured reranker; best first. Without a reranker
-        422. `/v1/rerank` is the same with errors in OpenAI's shape."""
+        422."""
         reranker, name = service.reranker, service.reranker.settings.name
         if not reranker.on:
             raise Refused("Unprocessable", NO_RERANKER)
@@ -53,12 +62,13 @@ def add(routes: APIRouter, executors: Executors) -> None:
         if not body.query.strip():
             raise Refused("Unprocessable", "query is empty", param="query")
         texts = [each if isinstance(each, str) else each.text for each in body.documents]
-        executors.check_texts([body.query], name="query")
+        executors.check_texts(body.query, name="query")
         executors.check_texts(texts, name="documents")
 
         def scored() -> list[float]:
             if service.access.settings.tokens != UNLIMITED:
-                executors.spend(request, service.parts.embedder.count_tokens([body.query, *texts]))
+                query, *documents = service.parts.embedder.count_tokens([body.query, *texts])
+                executors.spend(request, [query + tokens for tokens in documents], whole=True)
             return reranker.scores(body.query, texts)
 
         def shown(place: int) -> dict[str, Any]:
@@ -68,5 +78,10 @@ def add(routes: APIRouter, executors: Executors) -> None:
         scores = await executors.run(scored, request)
         return Json({"results": [shown(place) for place in falling(scores)[: body.top_n]]})
 
+    async def compatible_rerank(request: Request, body: CompatibleRerankRequest) -> Response:
+        """`POST /rerank` for clients of Cohere and Jina, with errors in OpenAI's shape. Cohere's `max_tokens_per_doc`,
+        `max_chunks_per_doc` and `rank_fields` are ignored."""
+        return await rerank(request, body)
+
     direct(routes, "/rerank", response_model=RerankResponse)(rerank)
-    direct(routes, "/v1/rerank", response_model=RerankResponse, responses=OPENAI_ERRORS)(rerank)
+    direct(routes, "/v1/rerank", response_model=RerankResponse, responses=OPENAI_ERRORS)(compatible_rerank)

@@ -201,7 +201,7 @@ def add_search(routes: APIRouter, executors: Executors) -> None:
             shape, mode = service.rights.filter_shape(name, body.filter), mode_of(asked, body.mode)
             audit(request, filter=shape, mode=mode, k=body.k)
         if body.query is not None:
-            executors.check_texts([body.query], name="query")
+            executors.check_texts(body.query, name="query")
             if body.mode != "keyword":
                 service.search.check_room(name, body.query)  # before waiting for a thread
         options = {option.name: getattr(body, option.name) for option in fields(SearchOptions)}
