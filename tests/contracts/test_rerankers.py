@@ -22,7 +22,7 @@ from app.src.service.service import Service
 from app.src.service.wiring import Parts
 from app.src.settings import Settings
 from connector import cancellation
-from connector.errors import ConnectorError, PermissionRefused, StatementFailed
+from connector.errors import ConnectorError, PermissionRefused, StatementFailed, Unavailable
 from connector.hana.connection import HanaPool
 from hana_emulator.testing import Emulator
 from tests import reranker as own
@@ -272,18 +272,25 @@ def test_many_and_long_texts_in_hana(emulator: Emulator, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize(
-    "error", [PermissionRefused("258", code=258), StatementFailed("no function", code=328)], ids=["258", "328"]
+    ("error", "says"),
+    [
+        (PermissionRefused("no right", code=258), r"\(code 258\).*Natural Language Processing"),
+        (StatementFailed("no function", code=328), r"\(code 328\).*Natural Language Processing"),
+        (StatementFailed("syntax", code=257), r"\(code 257\).*Natural Language Processing"),
+        (StatementFailed("column store error", code=2048), "^column store error$"),
+        (Unavailable("too busy", code=131), "^too busy$"),
+    ],
+    ids=lambda each: str(getattr(each, "code", "")),
 )
-def test_a_hana_without_the_function_says_what_is_missing(
-    emulator: Emulator, monkeypatch: pytest.MonkeyPatch, error: ConnectorError
+def test_only_a_missing_function_is_called_one(
+    emulator: Emulator, monkeypatch: pytest.MonkeyPatch, error: ConnectorError, says: str
 ) -> None:
     def read(self: HanaPool, sql: str, parameters: Sequence[Any], *, doing: str) -> Any:
         raise error
 
     monkeypatch.setattr(HanaPool, "read", read)
-    with pytest.raises(RerankFailed, match="Natural Language Processing") as failed:
+    with pytest.raises(RerankFailed, match=says):
         reranker("hana:SAP_CER.20250701", login(emulator)).scores(QUERY, TEXTS)
-    assert f"(code {error.code})" in str(failed.value)
 
 
 def test_a_model_that_hana_does_not_know(emulator: Emulator) -> None:
