@@ -324,7 +324,7 @@ class Syncs:
         if self.plan and not self._headless and due and driver.poll() is None:
             kind = self.plan.pop()
             if not self._kill(kind, driver):
-                self.plan.insert(0, kind)
+                self.plan.insert(len(self.plan) - 1, kind)  # after the next one
             else:
                 self.killed[kind] += 1
                 counts = (
