@@ -84,11 +84,14 @@ def describe(pool: HanaPool, ref: TableRef) -> Table:
     if found := pool.read(FIND_TABLE, place, doing=doing):
         columns = _columns(pool.read(FIND_COLUMNS, place, doing=doing))
         key = tuple(row[0] for row in pool.read(_PRIMARY_KEY, place, doing=doing))
-        return Table(ref, columns, key, comment=found[0][1] or "")
-    if found := pool.read(_VIEW, place, doing=doing):
+        table = Table(ref, columns, key, comment=found[0][1] or "")
+    elif found := pool.read(_VIEW, place, doing=doing):
         columns = _columns(pool.read(_VIEW_COLUMNS, place, doing=doing))
-        return Table(ref, columns, is_view=True, comment=found[0][1] or "")
-    raise UnknownTable(_unknown(pool, ref))
+        table = Table(ref, columns, is_view=True, comment=found[0][1] or "")
+    else:
+        raise UnknownTable(_unknown(pool, ref))
+    pool.note_types(str(ref), [(column.name, column.type_name) for column in table.columns])
+    return table
 
 
 def tables(

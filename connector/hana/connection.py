@@ -143,12 +143,15 @@ class Session:
     """One connection, used by one thread at a time. Statements are autocommitted outside `transaction`.
 
     Keeps one cursor per statement text until the connection is closed: closing a cursor with a prepared statement costs
-    a round trip that holds the interpreter lock.
+    a round trip that holds the interpreter lock. `types`: version of the tables' types that the statements know.
     """
 
     CURSORS = 24
 
-    def __init__(self, driver: Any, connection: Any, on_statement: Callable[[str], None] | None) -> None:
+    def __init__(
+        self, driver: Any, connection: Any, on_statement: Callable[[str], None] | None, types: int = 0
+    ) -> None:
+        self.types = types
         self._driver = driver
         self._connection = connection
         self._on_statement = on_statement
@@ -292,6 +295,8 @@ class HanaPool:
         self._login = threading.Lock()
         self._failed: tuple[float, ConnectorError] | None = None
         self._refused: ConnectorError | None = None
+        self._types: dict[str, int] = {}  # hashes, by table
+        self._types_version = 0
 
     def __enter__(self) -> HanaPool:
         return self
@@ -312,6 +317,14 @@ class HanaPool:
     def allow_login(self) -> None:
         """Allow another login attempt after a refused one."""
         self._refused = None
+
+    def note_types(self, table: str, types: Sequence[Any]) -> None:
+        """Replace every connection before its next use if the table's types differ from those of the last call:
+        statements that are already prepared would convert parameters to the old types."""
+        with self._changed:
+            found = hash(tuple(types))
+            self._types_version += self._types.setdefault(table, found) != found
+            self._types[table] = found
 
     @contextmanager
     def session(self) -> Iterator[Session]:
@@ -391,6 +404,9 @@ class HanaPool:
             session = self._idle.pop() if self._idle else None
             self._open += session is None
         try:
+            if session is not None and session.types != self._types_version:
+                session.close()
+                session = None
             if session is None:
                 return self._connect()
             if time.monotonic() - session.last_used >= self._idle_check:
@@ -426,7 +442,7 @@ class HanaPool:
     def _connect(self) -> Session:
         """Connect one thread at a time, so that a wrong password is sent once. Threads that waited during a failed
         attempt get its error and do not retry."""
-        asked = time.monotonic()
+        asked, types = time.monotonic(), self._types_version
         with self._login:
             known = self._refused or (self._failed[1] if self._failed and self._failed[0] >= asked else None)
             if known:  # raise a copy: two threads must not raise one exception object
@@ -438,7 +454,7 @@ class HanaPool:
                     connection = driver.connect(**self.options.properties())
                 except driver.Error as error:
                     raise _mapped(error, f"connecting to {self.options.place}") from None
-                session = Session(driver, connection, self.on_statement)
+                session = Session(driver, connection, self.on_statement, types)
                 if schema := self.options.schema:
                     try:
                         session.execute(f"SET SCHEMA {quote(schema)}", doing="setting `schema` as current schema")

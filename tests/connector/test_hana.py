@@ -516,6 +516,17 @@ def test_the_same_statement_keeps_its_cursor():
     assert driver.count("cursor") == 3
 
 
+def test_connections_are_replaced_once_a_table_has_other_types():
+    driver = ScriptedDriver()
+    with pool_over(driver) as pool:
+        for types, connections in ((["INTEGER"], 1), (["INTEGER"], 1), (["NVARCHAR"], 2), (["NVARCHAR"], 2)):
+            pool.note_types("S.T", types)
+            pool.note_types("S.OTHER", [])
+            pool.read("SELECT A WHERE K = ?", (1,))
+            assert (driver.count("connect"), driver.count("close")) == (connections, connections - 1)
+    assert "cursor-dropped-before-close" not in driver.calls
+
+
 def test_cursors_are_bounded_and_never_dropped_before_the_connection_is_closed():
     driver = ScriptedDriver()
     with pool_over(driver) as pool:

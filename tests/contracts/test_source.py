@@ -165,6 +165,15 @@ def test_a_key_that_does_not_identify_rows_is_refused_wherever_the_border_falls(
             keys(place.source, query(place, ref, key=("A",)), size)
 
 
+def test_a_view_whose_key_changes_its_type_is_read_by_the_new_type(place):
+    table = place.table('"A" NVARCHAR(10) PRIMARY KEY', [(str(number),) for number in range(12)])
+    view = place.view(f'SELECT "A" AS "K" FROM {sql(table)}')
+    assert len(keys(place.source, query(place, view, key=("K",)), 3)) == 12
+    place.execute(f"DROP VIEW {sql(view)}")
+    place.execute(f'CREATE VIEW {sql(view)} AS SELECT TO_INTEGER("A") AS "K" FROM {sql(table)}')
+    assert keys(place.source, query(place, view, key=("K",)), 3) == [(number,) for number in range(12)]
+
+
 def test_null_in_the_key_of_a_view(place):
     ref = place.table('"ID" INTEGER PRIMARY KEY, "A" NVARCHAR(5), "B" INTEGER', [
         (1, None, 1), (2, None, 2), (3, None, None), (4, "x", None), (5, "x", 1), (6, "y", 0),
