@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from connector.document.document import Renderer, parse_id, quarantine_id
-from connector.errors import ConfigurationError, ConnectorError
+from connector.errors import ConfigurationError, ConnectorError, RowRejected
 from connector.model import Checkpoint, CollectionSpec, Document, Key, KeyRange, Lease, Row
 from connector.stores.store import VectorStore
 from connector.sync import schema
@@ -65,20 +65,25 @@ class Workers(Protocol):
 
 class IdSums:
     """Sums of the hashes of ids, in buckets by another hash. A bucket is 0 if the same ids were added and subtracted,
-    else with a chance of 2**-64, also if the ids were chosen by someone who does not know `salt`."""
+    else with a chance of 2**-64, also if the ids were chosen by someone who does not know `salt`. `count`: of the ids
+    added, less those subtracted."""
 
     def __init__(self, salt: bytes) -> None:
         self._salt = salt
+        self.count = 0
         self._sums = np.zeros(BUCKETS, np.uint64)  # modulo 2**64
 
-    def add(self, ids: Iterable[str]) -> None:
+    def add(self, ids: Sequence[str]) -> None:
         np.add.at(self._sums, *self._hashed(ids))
+        self.count += len(ids)
 
-    def subtract(self, ids: Iterable[str]) -> None:
+    def subtract(self, ids: Sequence[str]) -> None:
         np.subtract.at(self._sums, *self._hashed(ids))
+        self.count -= len(ids)
 
     def add_sums(self, other: IdSums) -> None:
         self._sums += other._sums
+        self.count += other.count
 
     def remain(self) -> bool:
         """Return whether any bucket is not 0."""
@@ -97,11 +102,13 @@ class IdSums:
 
 @dataclass(slots=True)
 class RangeReport:
-    """What a run over a range did and left. `stored`: of the rows that are in the store. `quarantined`: ids of the rows
-    that are in quarantine, `skipped` of them because they failed too often."""
+    """The counts of a run over one range, and the sums of the ids that it leaves stored. `blank`: how many documents of
+    blank rows are still stored. `quarantined`: ids of the rows that are in quarantine, `skipped` of them because they
+    failed too often."""
 
     rows: SyncReport
     stored: IdSums
+    blank: int = 0
     quarantined: list[str] = field(default_factory=list)
     skipped: int = 0
 
@@ -178,18 +185,20 @@ class _RangeRun(Run):
 
     def _remove_blank(self, id_: str, position: int) -> None:
         """Keep the document: the driver counts the deletions of all ranges against their limit."""
+        self._left.blank += 1
 
     def _finish(self) -> None:
         schema.check_unchanged(self._ends.source, self._renderer.query.table, self._task.columns)
 
 
 class _ClosingRun(Run):
-    """Compare the stored rows that no range may have met, delete those that left the source, write the checkpoint."""
+    """Compare the stored rows that perhaps no range has met, delete those that left the source, write the checkpoint.
+    Pauses without comparing any if the counts of the ranges are above the limit."""
 
     def __init__(self, task: Task, ranges: RangeReport, limit: float) -> None:
         """`limit`: how many rows the run may delete."""
         done = replace(task.checkpoint, rows_read=ranges.rows.read, empty=ranges.rows.empty, last_full=task.began)
-        feed = Feed(lambda: (0, [self._unmet(ranges.stored)]), task.feed.mark, task.feed.method, complete=False)
+        feed = Feed(lambda: (0, [self._unmet(ranges)]), task.feed.mark, task.feed.method, complete=False)
         super().__init__(replace(task, feed=feed, checkpoint=done, watch=Watch(None, task.watch.stop)))
         self._most = limit
         self._skipped = ranges.skipped
@@ -198,20 +207,44 @@ class _ClosingRun(Run):
         self._gone_rows = 0
         self._to_delete: list[str] = []
 
-    def _unmet(self, left: IdSums) -> Iterator[Batch]:
-        """Yield the rows to compare. Their number does not grow with the table if few rows left it."""
-        source, query, size = self._ends.source, self._renderer.query, self._options.page_rows
+    def _unmet(self, ranges: RangeReport) -> Iterator[Batch]:
+        """Yield the rows to compare. Their number does not grow with the table if few rows left it. After each page of
+        ids, yields a batch that may be empty, so that the run can stop."""
+        left, size = ranges.stored, self._options.page_rows
+        if self._too_many(left.count, ranges.blank):
+            return
         for ids in self._stored_ids():
             left.subtract(ids)
+            yield Batch([])
         for ids in self._stored_ids() if left.remain() else ():
             suspects = left.remaining(ids)
             for start in range(0, len(suspects), size):
                 keys = {id_: self._key(id_) for id_ in suspects[start : start + size]}
-                found = source.rows(query, [key for key in keys.values() if key is not None])
+                found = self._rows([key for key in keys.values() if key is not None])
                 rows = {id_: row for row in found if (id_ := quarantine_id(row.key)) in keys}
                 self._gone_rows += len(keys) - len(rows)
                 self._delete_later([id_ for id_ in keys if id_ not in rows])
                 yield Batch(list(rows.values()))
+            yield Batch([])
+
+    def _too_many(self, met: int, blank: int) -> bool:
+        """Return whether more rows are gone, or blank, than may be deleted. They then need no look-up."""
+        status = self._ends.store.status(self._lease.collection) if self._most < inf else None
+        gone = 0 if status is None else status.rows - met - blank
+        if gone <= self._most and blank <= max(FREE_DELETES, self._most):
+            return False
+        self._gone_rows, self._emptied = gone, blank
+        return True
+
+    def _rows(self, keys: Sequence[Key]) -> list[Row]:
+        """Look the keys up. A key is gone if the driver cannot convert it to the types of the columns: they have
+        changed since it was stored."""
+        try:
+            return self._ends.source.rows(self._renderer.query, keys)
+        except RowRejected as error:
+            if error.code > 0:  # of HANA, perhaps about a value in the table
+                raise
+            return [] if len(keys) == 1 else [row for key in keys for row in self._rows([key])]
 
     def _stored_ids(self) -> Iterator[list[str]]:
         """Yield the ids of all documents, each once unless its chunks are pages apart."""
@@ -245,7 +278,7 @@ class _ClosingRun(Run):
 
 @dataclass(slots=True)
 class Spread:
-    """What workers did. `done`: in all ranges together. `lost`: ranges that no worker ended. `stopped`: ended early on
+    """The reports of workers, added up in `done`. `lost`: ranges that no worker ended. `stopped`: ended early on
     request."""
 
     done: RangeReport
@@ -255,6 +288,7 @@ class Spread:
     def add(self, report: RangeReport) -> None:
         _add(self.done.rows, report.rows)
         self.done.stored.add_sums(report.stored)
+        self.done.blank += report.blank
         self.done.quarantined += report.quarantined
         self.done.skipped += report.skipped
 
@@ -283,6 +317,7 @@ def reconcile_spread(spec: CollectionSpec, task: Task, workers: Workers) -> Sync
     if not spread.stopped:
         report = _closed(_ClosingRun(task, spread.done, limit)(), report)
     report.stopped = report.stopped or spread.stopped
+    report.complete = not report.stopped
     if spread.lost:
         report.notes.append(
             f"{len(spread.lost)} of {len(tasks)} key ranges lost their worker {ATTEMPTS} times; the driver compared "
@@ -312,31 +347,35 @@ def _ranges(task: Task, workers: int) -> tuple[int, Sequence[KeyRange]]:
 def run_ranges(tasks: Sequence[RangeTask], workers: Workers, store: VectorStore, watch: Watch, rows: int) -> Spread:
     """Run the tasks, `workers.count` at a time. A task runs again, up to ATTEMPTS times, if its worker is lost or its
     error is retryable. Each attempt has its own part of the lease, because a worker that was taken for lost may still
-    be writing. Any other error ends the other tasks and is raised. `rows`: expected, for the progress."""
+    be writing. If the part of one attempt cannot be ended before the next, the task counts as lost. Any other error
+    ends the other tasks and is raised. `rows`: expected, for the progress."""
     failure, parts = None, count()
-    spread = Spread(RangeReport(SyncReport(tasks[0].lease.collection), IdSums(tasks[0].salt)))
-    waiting = deque((task, 1) for task in tasks)
-    running: dict[Future[RangeReport], tuple[RangeTask, Lease, int]] = {}
+    whole = tasks[0].lease
+    spread = Spread(RangeReport(SyncReport(whole.collection), IdSums(tasks[0].salt)))
+    waiting: deque[tuple[RangeTask, int]] = deque((task, 1) for task in tasks)  # `lease`: the last attempt's part
+    running: dict[Future[RangeReport], tuple[RangeTask, int]] = {}
     try:
         while waiting or running:
             while waiting and len(running) < workers.count:
                 task, attempt = waiting.popleft()
-                part = store.begin_part(task.lease, next(parts))
-                running[workers.submit(replace(task, lease=part))] = task, part, attempt
+                if not _ended(store, task.lease):
+                    spread.lost.append(replace(task, lease=whole))
+                    continue
+                task = replace(task, lease=store.begin_part(whole, next(parts)))
+                running[workers.submit(task)] = task, attempt
             if not running:  # no worker is left
-                spread.lost += [task for task, _ in waiting]
+                spread.lost += [replace(task, lease=whole) for task, _ in waiting]
                 break
             for future in wait(running, STOP_SECONDS, FIRST_COMPLETED).done:
-                task, part, attempt = running.pop(future)
+                task, attempt = running.pop(future)
                 error, unfinished = future.exception(), _unfinished(future)
                 if error is None and (spread.stopped or not unfinished):
                     spread.add(future.result())
                     watch.progress(spread.done.rows.read, rows)
                 elif unfinished and attempt < ATTEMPTS:
-                    store.end_parts(part)
                     waiting.append((task, attempt + 1))
                 elif error is None or isinstance(error, WorkerLost):
-                    spread.lost.append(task)
+                    spread.lost.append(replace(task, lease=whole))
                 else:
                     failure = failure or error
             spread.stopped = spread.stopped or watch.stop()
@@ -349,6 +388,19 @@ def run_ranges(tasks: Sequence[RangeTask], workers: Workers, store: VectorStore,
     if failure is not None:
         raise failure
     return spread
+
+
+def _ended(store: VectorStore, lease: Lease) -> bool:
+    """End the part of an earlier attempt, if `lease` is one. Return False if its row stays locked: HANA drops the
+    session of a worker that vanished during a write only after a while."""
+    try:
+        if lease.part is not None:
+            store.end_parts(lease)
+    except ConnectorError as error:
+        if not error.retryable:
+            raise
+        return False
+    return True
 
 
 def _unfinished(future: Future[RangeReport]) -> bool:
@@ -364,7 +416,6 @@ def _closed(closing: SyncReport, ranges: SyncReport) -> SyncReport:
     compared again counts twice."""
     closing.read = closing.loaded = closing.upserted + closing.quarantined
     closing.unchanged = closing.empty = closing.superseded = 0
-    closing.complete = True
     _add(closing, ranges)
     return closing
 

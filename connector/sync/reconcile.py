@@ -103,6 +103,7 @@ class Run:
         finally:
             self._pipeline.close()
         report, seconds = self._report, time.perf_counter() - self._start
+        report.complete = report.complete and not report.stopped
         embed = self._writer.embed
         report.embedded_texts, report.reused_texts, report.tokens = embed.embedded, embed.reused, embed.tokens
         report.seconds = round(seconds, 3)

@@ -5,7 +5,7 @@ becomes of rows that change between their range and its end.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -15,7 +15,8 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 
-from connector.model import ChangeSet, Chunk, ChunkSpec, CollectionSpec, KeyRange, Query, Row
+from connector.errors import ConnectionLost, ConnectorError, RowRejected, StatementFailed
+from connector.model import ChangeSet, Chunk, ChunkSpec, CollectionSpec, Key, KeyRange, Lease, Query, Row, StoredChunk
 from connector.stores.local.store import LocalStore
 from connector.sync import ranges
 from connector.sync.options import Ends, SyncOptions, SyncReport
@@ -160,6 +161,72 @@ def test_few_rows_are_read_again_where_few_are_gone(twins: Twins) -> None:
     assert sum(asked) <= 98 + 3  # each row in its range, then the two, and by chance one beside them
 
 
+def test_above_the_limit_no_row_is_looked_up(twins: Twins) -> None:
+    for number in range(100):
+        twins.put(number, "text")
+    twins.run()
+    for number in range(50):
+        twins.drop(number)
+    for number in range(50, 65):
+        twins.put(number, None)
+    asked: list[int] = []
+    rows = twins.source.rows
+    with patch.object(twins.source, "rows", lambda query, keys: [asked.append(len(keys)), rows(query, keys)][1]):
+        report = twins.run(options=replace(OPTIONS, max_deletes=0.2))
+    assert (report.paused, report.to_delete, report.deleted, sum(asked)) == ("max_deletes", 50, 0, 50)
+    assert len(twins.texts()) == 100
+    assert twins.run().deleted == 50
+    assert len(twins.texts()) == 35
+
+
+def test_the_driver_stops_while_it_reads_ids(twins: Twins) -> None:
+    for number in range(20):
+        twins.put(number, "text")
+    twins.run()
+    reading: list[bool] = []
+    stored = twins.spread.store.stored
+
+    def read(name: str, ids: Sequence[str] | None = None) -> Iterator[list[StoredChunk]]:
+        reading.extend([True] * (ids is None))
+        return stored(name, ids)
+
+    with patch.object(twins.spread.store, "stored", read):
+        report = sync(SPEC, twins.spread, OPTIONS, workers=Here(twins.spread), stop=lambda: bool(reading))
+    assert (report.stopped, report.complete, report.unchanged) == (True, False, 20)
+
+
+class Refusing:
+    """A source's `rows` that refuses some keys, as the driver and HANA do."""
+
+    def __init__(self, source: Source, refused: Collection[str], error: ConnectorError) -> None:
+        self._rows, self._refused, self._error = source.rows, refused, error
+
+    def __call__(self, query: Query, keys: Sequence[Key]) -> list[Row]:
+        if any(key[1] in self._refused for key in keys):
+            raise self._error
+        return self._rows(query, keys)
+
+
+def test_keys_that_no_longer_fit_their_column_are_gone(twins: Twins) -> None:
+    for number in range(20):
+        twins.put(number, "text")
+    twins.run()
+    for number in (3, 4):
+        twins.drop(number)
+    paused = twins.run(options=replace(OPTIONS, max_deletes=0.09))
+    assert (paused.paused, paused.to_delete) == ("max_deletes", 2)
+    rejected = RowRejected("a value does not fit the type of its column (code -10427)", code=-10427)
+    with patch.object(twins.source, "rows", Refusing(twins.source, ("M003", "M004"), rejected)):
+        assert twins.run(options=replace(OPTIONS, max_deletes=0.1)).deleted == 2
+    assert len(twins.texts()) == 18
+    twins.drop(5)
+    with (
+        patch.object(twins.source, "rows", Refusing(twins.source, ("M005",), RowRejected("of a view", code=339))),
+        pytest.raises(RowRejected, match="of a view"),
+    ):
+        twins.run()
+
+
 class Losing(Here):
     """Does the first range, and loses its worker before the answer."""
 
@@ -175,6 +242,32 @@ class Losing(Here):
             future = Future()
             future.set_exception(WorkerLost("killed"))
         return future
+
+
+@pytest.mark.parametrize("error", [ConnectionLost("no answer"), StatementFailed("a defect")])
+def test_a_range_whose_lost_worker_keeps_its_lock_is_left_to_the_end(twins: Twins, error: ConnectorError) -> None:
+    for number in range(20):
+        twins.put(number, "text")
+    losing = Losing(twins.spread, lambda: None)
+    done: list[int] = []
+
+    def begin(lease: Lease, part: int) -> Lease:
+        return replace(lease, part=part)
+
+    def end(lease: Lease) -> None:
+        done.append(len(losing.tasks))
+        if lease.part is not None:
+            raise error
+
+    store = twins.spread.store
+    with patch.object(store, "begin_part", begin), patch.object(store, "end_parts", end):
+        if error.retryable:
+            report = twins.run(losing)
+            assert (report.read, len(report.notes), done) == (20, 1, [len(losing.tasks)] * 2)
+            assert verify(SPEC, twins.spread).ok
+        else:
+            with pytest.raises(StatementFailed):
+                twins.run(losing)
 
 
 @pytest.mark.parametrize("attempts", [1, ranges.ATTEMPTS])
@@ -252,11 +345,13 @@ def test_sums_of_ids() -> None:
     first.add(ids[:1000])
     second.add(ids[1000:])
     first.add_sums(second)
-    first.subtract(reversed(ids))
+    first.subtract(ids[::-1])
     assert not first.remain()
+    assert first.count == 0
     assert first.remaining(ids) == first.remaining([]) == []
     first.subtract(ids[7:9])
     assert first.remain()
+    assert first.count == -2
     assert set(ids[7:9]) <= set(first.remaining(ids)) <= set(ids)
     assert len(first.remaining(ids)) < 10
     other = IdSums(b"pepper")

@@ -188,6 +188,26 @@ def test_rows_that_workers_add_do_not_raise_the_limit_of_deletions(ground: Groun
     assert (report.paused, report.deleted, report.to_delete) == ("max_deletes", 0, 10)
 
 
+@pytest.mark.proves(11)
+def test_rows_stored_before_their_key_changed_its_type_are_deleted(ground: Ground, ends: Ends, run: Run) -> None:
+    ground.rewrite(ROWS)
+    run(Here(ends))
+    ground.run('DROP TABLE "ROWS"')
+    ground.run(
+        'CREATE COLUMN TABLE "ROWS" ("K" DATE PRIMARY KEY, "TXT" NVARCHAR(2000), "GRP" NVARCHAR(3), '
+        '"CHANGED_AT" TIMESTAMP)'
+    )
+    for day in range(1, 13):
+        ground.run('INSERT INTO "ROWS" VALUES (?, ?, NULL, NULL)', f"2026-01-{day:02}", "pump")
+    few = replace(OPTIONS, max_deletes=0.2, accept_schema=True)
+    for workers in (Here(ends), Here(ends)):  # the first one is not asked
+        report = run(workers, few)
+        assert (report.paused, report.to_delete) == ("max_deletes", ROWS)
+    assert workers.tasks
+    report = run(Here(ends))
+    assert (report.deleted, report.unchanged, len(ground.content()["documents"])) == (ROWS, 12, 12)
+
+
 @pytest.mark.proves(32)
 def test_without_a_worker_left_the_driver_does_all_ranges(ground: Ground, run: Run, cycles: Cycles) -> None:
     class Leaving:

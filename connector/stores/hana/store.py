@@ -277,8 +277,8 @@ class HanaStore(VectorStore):
             session.execute(sql, (collection,), doing="ending the parts of a lease")
 
     def _check(self, session: Session, lease: Lease) -> None:
-        """Raise LeaseLost after a takeover. A part locks its own row. Whoever takes the lease deletes that row, and so
-        waits for the commit; a released lease has another epoch."""
+        """Raise LeaseLost after a takeover. A part locks its own row. A worker that takes the lease deletes that row,
+        and so waits for the commit; a released lease has another epoch."""
         if lease.part is None:
             super()._check(session, lease)
             return
