@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gc
+import time
 import weakref
 from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -148,6 +150,22 @@ def test_a_call_that_is_no_longer_wanted_computes_no_further_batch(card: type[Mo
         model.scores("a pump", TEXTS, lambda: next(checks))
     assert [len(batch) for batch in card.batches] == [32]
     assert model.scores("a pump", TEXTS) == list(range(70)), "the lock is free again"
+
+
+def test_a_call_with_few_texts_waits_for_one_batch_of_a_call_with_many(card: type[Model], tmp_path: Path) -> None:
+    model = CrossEncoding(tmp_path, DeviceProfile.of_card("Tesla T4"), MemoryLimits())
+    few: list[Future[list[float]]] = []
+
+    def start_another() -> None:  # before the first batch is computed
+        if not few:
+            few.append(threads.submit(model.scores, "a pump", ["7"]))
+            while len(model._turns.asked) < 2:
+                time.sleep(0.001)
+
+    with ThreadPoolExecutor(1) as threads:
+        assert model.scores("a pump", TEXTS, start_another) == list(range(70))
+        assert few[0].result(10) == [7]
+    assert [len(batch) for batch in card.batches] == [32, 1, 32, 6]
 
 
 def test_a_model_that_overflows_is_loaded_in_fp32_once(card: type[Model], tmp_path: Path) -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from .backends import ModelNotFound, ModelUnsupported, OutOfMemory
 from .device import DeviceProfile, Precision, choose_precision
@@ -32,8 +32,29 @@ def check_folder(folder: Path) -> None:
         )
 
 
+class _Turns:
+    """A lock that threads get in the order in which they ask."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.asked: deque[threading.Event] = deque()  # the first one's thread has the lock
+
+    def __enter__(self) -> None:
+        mine = threading.Event()
+        with self._lock:
+            self.asked.append(mine)
+            self.asked[0].set()
+        mine.wait()
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self.asked.popleft()
+            if self.asked:
+                self.asked[0].set()
+
+
 class CrossEncoding:
-    """A loaded cross-encoder. Thread-safe: one call computes at a time."""
+    """A loaded cross-encoder. Thread-safe: one batch is computed at a time; concurrent calls take turns."""
 
     def __init__(self, folder: Path, profile: DeviceProfile, limits: MemoryLimits, precision: str = "auto") -> None:
         """Load a folder onto a device and hold its memory there. `precision` auto: the device's, as for an engine.
@@ -41,7 +62,7 @@ class CrossEncoding:
         check_folder(folder)
         from .backends.torch.linears import bf16_gain
 
-        self._lock = threading.Lock()
+        self._turns = _Turns()
         self._folder, self._profile, self._limits = folder, profile, limits
         self._load(choose_precision(profile, precision, bf16_gain)[0])
         numbers = self._model.num_labels
@@ -80,34 +101,30 @@ class CrossEncoding:
         """Return the score of each text; higher is better, the scale depends on the model. Calls `check` before each
         batch; its error ends the call. Raises OutOfMemory if a single text does not fit, DeviceFailed.
 
-        A model that overflows in half precision is loaded in fp32 once and for all.
+        Computes in batches of similar length, the longest first; a batch that runs out of memory is halved. A model
+        that overflows in half precision is loaded in fp32 once and for all.
         """
-        with self._lock:
-            found = self._predicted(query, texts, check)
-            if self.precision in ("fp16", "bf16") and not np.isfinite(found).all():
-                _log.warning("cross-encoder %r overflows in %s: loaded in fp32", self._folder.name, self.precision)
-                self._load("fp32")
-                found = self._predicted(query, texts, check)
-        return [float(score) for score in found]
-
-    def _predicted(self, query: str, texts: Sequence[str], check: Callable[[], object]) -> NDArray[np.float32]:
-        """Compute in batches of similar length, the longest first; a batch that runs out of memory is halved."""
         from .backends.torch.process import device_errors_mapped
 
         found, size = np.empty(len(texts), dtype=np.float32), _BATCH
         left = sorted(range(len(texts)), key=lambda place: -len(texts[place]))
         while left:
-            check()
             some = left[:size]
             pairs = [(query, texts[place]) for place in some]
-            try:
-                with device_errors_mapped(self._profile.index):
-                    found[some] = self._model.predict(pairs, batch_size=size, show_progress_bar=False)
-            except OutOfMemory as error:
-                if len(some) == 1:
-                    fault = f"the memory of {self._profile.name} does not hold one text for the cross-encoder"
-                    raise OutOfMemory(f"{fault} {self._folder.name!r}") from error
-                size = len(some) // 2
-            else:
-                left = left[size:]
-        return found
+            with self._turns:  # for one batch: a call with many texts does not hold up one with few
+                check()
+                try:
+                    with device_errors_mapped(self._profile.index):
+                        found[some] = self._model.predict(pairs, batch_size=size, show_progress_bar=False)
+                except OutOfMemory as error:
+                    if len(some) == 1:
+                        fault = f"the memory of {self._profile.name} does not hold one text for the cross-encoder"
+                        raise OutOfMemory(f"{fault} {self._folder.name!r}") from error
+                    size = len(some) // 2
+                    continue
+                if self.precision in ("fp16", "bf16") and not np.isfinite(found[some]).all():
+                    _log.warning("cross-encoder %r overflows in %s: loaded in fp32", self._folder.name, self.precision)
+                    self._load("fp32")
+                    continue
+            left = left[size:]
+        return [float(score) for score in found]
