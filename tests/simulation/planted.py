@@ -155,7 +155,7 @@ _SPREAD = {"way": "full", "spread": 3, "page_rows": 1}
 FOCUS: Mapping[str, Mapping[str, Any]] = {
     "log_emptied_before_commit": {"way": "log", "synced": True},
     "retry_not_idempotent": {"faults": Faults(reply_lost=0.1)},
-    "late_writer_accepted": {"workers": 3, "actions": ("change", "pause", "jump")},
+    "late_writer_accepted": {"workers": 3, "spread": 0, "actions": ("change", "pause", "jump")},
     **dict.fromkeys(
         ("row_near_a_gone_one_deleted", "closing_compares_nothing"),
         _SPREAD | {"synced": True, "max_deletes": 1.0},
