@@ -61,7 +61,7 @@ class Capture(Protocol):
     """How a source reports changes. Raises ConfigurationError with the reason if it cannot."""
 
     def table_id(self, table: TableRef) -> int | None:
-        """Return an id that changes if the table is dropped and recreated; None for a view."""
+        """Return an id that changes if the table or view is dropped and recreated; None if it has none."""
         ...
 
     def window(self, query: Query, span: Span, size: int, *, repeated: bool = False) -> Iterator[tuple[list[Row], str]]:

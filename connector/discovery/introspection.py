@@ -133,7 +133,9 @@ def _languages(pool: HanaPool, table: Table, proposal: Proposal, look_at_rows: b
 
 def _delta(pool: HanaPool, table: Table) -> Table | None:
     """Return the delta table of `table`, which may be the table itself."""
-    if table.primary_key and known_columns(table):
+    known = known_columns(table)
+    # A history has them in its key, and a row of it is a version.
+    if table.primary_key and known and not set(known) & set(table.primary_key):
         return table
     ref = delta_beside(table.ref)
     try:

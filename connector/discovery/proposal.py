@@ -17,7 +17,7 @@ from connector.discovery.text_views import create_view
 from connector.errors import NoProposal
 from connector.hana.catalog import NOT_COMPARABLE
 from connector.hana.connection import quote
-from connector.hana.delta_table import OF_A_DELETED_ROW, known_columns
+from connector.hana.delta_table import known_columns, not_deleted
 from connector.hana.watermarks import tells_time
 from connector.model import Column, Table, TableRef
 
@@ -203,10 +203,9 @@ class _Choices:
         if not self._recorded:
             return client
         name = _plain(self._recorded[0])
-        deleted = ", ".join(f"'{kind}'" for kind in OF_A_DELETED_ROW)
         why = f"rows that {name} marks as deleted stay in the table"
         self.reasons["where"] = "; ".join(reason for reason in (self.reasons.get("where"), why) if reason)
-        alive = f"({name} IS NULL OR {name} NOT IN ({deleted}))"
+        alive = not_deleted(name)
         return f"{client} AND {alive}" if client else alive
 
     def _client(self) -> str | None:
@@ -272,9 +271,11 @@ class _Choices:
         table, rows = self._table, self._facts.rows
         if (delta := self._facts.delta) is not None:
             kind, at = known_columns(delta) or ("", "")
+            self.guessed.add("changes")
             self.reasons["changes"] = (
                 f"{delta.ref} has {kind} and {at}, by which SAP's tools record changes, so a run reads only the rows "
-                "recorded since the last one, and sees deletions"
+                "recorded since the last one, and sees deletions. Use it only if every change sets them and records "
+                f"arrive in the order of {at}: other changes wait for the daily comparison (reconcile)"
             )
             return {"method": "delta", "table": str(delta.ref)}
         column, doubt, why = stamp_column(table), "", ""

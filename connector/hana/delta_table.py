@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from connector.errors import ConfigurationError, UnknownTable
 from connector.hana.catalog import check_columns, resolve_key
+from connector.hana.connection import quote
 from connector.hana.watermarks import watermark
 from connector.model import CollectionSpec, Column, Table, delta_of
 from connector.protocols import Source
@@ -25,9 +26,17 @@ def known_columns(table: Table) -> tuple[str, str] | None:
     return next((names for names in _NAMES if all(map(table.column, names))), None)
 
 
+def not_deleted(name: str) -> str:
+    """Return the condition for rows whose type, in the column with this SQL name, is not that of a deleted row. NULL is
+    the type of the initial load."""
+    deleted = ", ".join(f"'{kind}'" for kind in OF_A_DELETED_ROW)
+    return f"({name} IS NULL OR {name} NOT IN ({deleted}))"
+
+
 def delta_table(spec: CollectionSpec, table: Table, source: Source) -> tuple[Table, str, Column]:
     """Return the delta table of `table`, and its columns with type and time of a change. Raises ConfigurationError,
-    UnknownTable or UnknownColumn if it does not have these, or not the key of `table`."""
+    UnknownTable or UnknownColumn if it does not have these, or not the key of `table`, or if it is `table` and
+    `where` does not look at the type."""
     try:
         delta = source.describe(delta_of(spec))
     except UnknownTable as error:
@@ -50,6 +59,11 @@ def delta_table(spec: CollectionSpec, table: Table, source: Source) -> tuple[Tab
                 f"`changes.table`: {delta.ref} must have the key columns of {table.ref} with their types, but {found} "
                 f'instead of {ours.type_name}; name its delta table, or use method = "full"'
             )
+    if delta.ref == table.ref and kind.lower() not in (spec.where or "").lower():
+        raise ConfigurationError(
+            f"`changes.table`: {delta.ref} is its own delta table, so `where` must leave out the rows that {kind} "
+            f"marks as deleted: {not_deleted(quote(kind))}"
+        )
     moment = delta.column(at)
     assert moment is not None  # check_columns raises otherwise
     watermark(moment, delta.ref, "changes.at")

@@ -40,6 +40,7 @@ _ROW_BYTES = 1000  # memory of a row without its values
 _SAMPLE = 16
 _ROWID = '"$rowid$"'
 _TABLE = "SELECT TABLE_OID, IS_COLUMN_TABLE FROM SYS.TABLES WHERE SCHEMA_NAME = ? AND TABLE_NAME = ?"
+_VIEW = "SELECT VIEW_OID FROM SYS.VIEWS WHERE SCHEMA_NAME = ? AND VIEW_NAME = ?"
 
 
 class HanaSource:
@@ -139,6 +140,9 @@ class HanaSource:
 
     def table_id(self, table: TableRef) -> int | None:
         found = self._look_up(table)
+        if found is None:
+            views = self._pool.read(_VIEW, (table.schema, table.name), doing=f"looking up {table}")
+            found = views[0] if views else None
         return None if found is None else int(found[0])
 
     def _look_up(self, table: TableRef) -> Sequence[Any] | None:
@@ -182,7 +186,7 @@ class HanaSource:
 
     def highest(self, query: Query, column: Column) -> str | None:
         statement, mark = Statement(query), watermark(column, query.table)
-        sql = statement.of_all(f"MAX({quote(column.name)})")
+        sql = statement.of_all(mark.selected.format(f"MAX({quote(column.name)})"))
         ((value,),) = self._read(query, sql, (), "looking for the latest change of")
         return None if value is None else mark.text(value)
 

@@ -17,9 +17,10 @@ from connector.errors import ConfigurationError
 from connector.model import Column, TableRef
 
 _TIMESTAMP = "'YYYY-MM-DD HH24:MI:SS.FF7'"
-_INTEGERS = frozenset({"TINYINT", "SMALLINT", "INTEGER", "BIGINT"})
+_INTEGERS = {"TINYINT": 0, "SMALLINT": -(2**15), "INTEGER": -(2**31), "BIGINT": -(2**63)}  # with their lowest values
 _TEXTS = frozenset({"NVARCHAR", "VARCHAR"})
 _WEST = timedelta(hours=12)  # a clock that writes dates may be this far behind UTC
+_FIRST = datetime(1000, 1, 1, tzinfo=UTC)  # before every change; strftime does not pad earlier years
 _MICROSECOND, _SECOND, _DAY = timedelta(microseconds=1), timedelta(seconds=1), timedelta(days=1)
 
 
@@ -27,7 +28,7 @@ _MICROSECOND, _SECOND, _DAY = timedelta(microseconds=1), timedelta(seconds=1), t
 class Watermark:
     """How to read a watermark column. `step`: the smallest difference between two times; None for a number. `selected`:
     SQL with `{}` for the quoted column. `bound`: SQL of a parameter. `form` converts a time to mark text, `bind` mark
-    text to a parameter, `text` a column value to mark text."""
+    text to a parameter, `text` a column value to mark text. `lowest`: mark text that is not above any value."""
 
     step: timedelta | None
     selected: str
@@ -35,6 +36,7 @@ class Watermark:
     form: Callable[[datetime], str]
     bind: Callable[[str], Any]
     text: Callable[[Any], str]
+    lowest: str
 
 
 def watermark(column: Column, table: TableRef, setting: str = "changes.column") -> Watermark:
@@ -78,6 +80,15 @@ def less(mark: Watermark, one: str, other: str) -> bool:
     return bool(first < second)
 
 
+def earlier(mark: Watermark, text: str, seconds: float) -> str:
+    """Return the time `seconds` before that of mark text; `mark.lowest` if the value is not a time, such as ABAP's
+    initial zeros."""
+    try:
+        return mark.form(max(_FIRST, moment(text) - timedelta(seconds=seconds)))
+    except (ValueError, OverflowError):
+        return mark.lowest
+
+
 def moment(text: str) -> datetime:
     """Return the time in a mark's text, UTC. Raises ValueError for a number."""
     digits = "".join(filter(str.isdigit, text))
@@ -92,7 +103,8 @@ def _known(column: Column) -> Watermark | None:
     def timed(
         step: timedelta, form: str, bind: Callable[[str], Any] = str, text: Callable[[Any], str] = str
     ) -> Watermark:
-        return Watermark(step, "{}", "?", lambda when: when.astimezone(UTC).strftime(form), bind, text)
+        lowest = _FIRST.strftime(form)
+        return Watermark(step, "{}", "?", lambda when: when.astimezone(UTC).strftime(form), bind, text, lowest)
 
     if kind == "TIMESTAMP":
         found = timed(_MICROSECOND, "%Y-%m-%d %H:%M:%S.%f0")
@@ -109,5 +121,6 @@ def _known(column: Column) -> Watermark | None:
     if kind == "DECIMAL" and (length, scale) == (21, 7):
         return timed(_MICROSECOND, "%Y%m%d%H%M%S.%f0", Decimal, "{:f}".format)
     if kind in _INTEGERS or (kind == "DECIMAL" and scale == 0 and 0 < length < 34):
-        return Watermark(None, "{}", "?", str, int, lambda value: str(int(value)))
+        lowest = str(_INTEGERS.get(kind, 1 - 10**length))
+        return Watermark(None, "{}", "?", str, int, lambda value: str(int(value)), lowest)
     return None

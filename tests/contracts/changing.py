@@ -193,7 +193,8 @@ class MemorySource:
         return sorted((one for one in records if _order(one) > _order(place)), key=_order)
 
     def highest(self, query: Query, column: Column) -> str | None:
-        raise NotImplementedError
+        assert query.table == self.data.delta_table.ref
+        return max((at for at, _, _ in self.data.delta), default=None)
 
     def tokens(self, query: Query, token: Token, size: int, *, values: bool = False) -> Iterator[list[Row]]:
         keys = sorted(self.data.rows)

@@ -61,6 +61,8 @@ def begun(synced: Synced, way: str) -> Synced:
     if way == "log":  # the entries of the rows that were there before
         assert (synced.sync().unchanged, synced.table.waiting()) == (10, 0)
     synced.table.clock += timedelta(seconds=100)
+    if way == "delta":  # the last records before the comparison, once more
+        assert (synced.sync().unchanged, synced.sync().read) == (10, 0)
     return synced
 
 
@@ -266,6 +268,7 @@ def test_equal_watermarks_over_the_border_of_pages_and_of_runs(synced, way, stop
     begun(synced, way)
     for number in range(9):
         synced.table.put(20 + number, f"valve {number}", second(60))
+    synced.table.put(3, "pump 3", second(95))  # too young to be read, but old enough to settle the mark of `delta`
     report = _stopped(synced, stopped_after)
     assert report.stopped
     assert (report.read, report.upserted) == (3 * stopped_after, 3 * stopped_after)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -46,12 +46,13 @@ def collection() -> Iterator[Synced]:
 
 @pytest.fixture
 def synced() -> Iterator[Synced]:
-    """Ten rows, synced once."""
+    """Ten rows, synced until no record is read again."""
     with collection() as made:
         for number in range(10):
             made.table.put(number, f"pump {number}", second(-1000 + number))
         assert made.sync().method == "full"
         made.table.clock = second(100)
+        assert made.sync().method == "delta"
         yield made
 
 
@@ -88,7 +89,7 @@ def _step(synced: Synced, data: st.DataObject, number: int) -> None:
     assert sum(len(page) for page in synced.store.records("c")) == len(table.texts()), "a row is stored twice"
     assert report.method == "delta" or whole
     again = synced.sync()
-    assert (again.method, again.read, again.upserted, again.deleted) == ("delta", 0, 0, 0)
+    assert (again.method, again.upserted, again.deleted) == ("delta", 0, 0)
 
 
 @pytest.mark.parametrize(
@@ -126,6 +127,39 @@ def test_records_of_many_changes_read_a_row_once(synced):
 
 
 @pytest.mark.proves(13)
+def test_records_that_arrive_in_order_but_later_than_the_delay_are_read(synced):
+    """As after minutes without the agent: in the meantime, runs see no record, and no mark may pass those to come."""
+    synced.table.put(3, "valve", second(60))
+    assert synced.sync().upserted == 1
+    for clock in (200, 300, 400):
+        synced.table.clock = second(clock)
+        assert synced.sync().upserted == 0
+    synced.table.delete(5, at=second(100))
+    synced.table.put(6, "gasket", second(101))
+    report = synced.sync()
+    assert (report.method, report.upserted, report.deleted) == ("delta", 1, 1)
+    synced.table.put(7, "rope", second(101))  # of the same second, and of an overlapping transaction: one batch later
+    synced.table.put(8, "seal", second(80))
+    assert synced.sync().upserted == 2
+    synced.agrees()
+    synced.table.clock = second(440)
+    assert synced.sync().read > 0, "the last seconds once more"
+    synced.table.clock = second(500)
+    assert synced.sync().read == 0
+
+
+@pytest.mark.proves(13)
+def test_records_that_follow_an_empty_delta_table_are_read_whatever_their_time():
+    with collection() as synced:
+        synced.table.put(5, "pump", None)
+        synced.table.delta.clear()
+        synced.sync()
+        synced.table.delete(5, at=second(-9000))
+        report = synced.sync()
+        assert (report.method, report.deleted) == ("delta", 1)
+
+
+@pytest.mark.proves(13)
 def test_a_late_commit_within_the_delay_is_found_by_the_next_window(synced):
     commit = synced.table.later(20, "late", second(90))
     synced.table.put(21, "early", second(91))
@@ -142,7 +176,7 @@ def test_records_that_were_removed_once_read_are_not_missed(synced):
     synced.table.delta.clear()
     synced.table.clock = second(200)
     synced.table.put(4, "gasket", second(150))
-    assert (synced.sync().read, synced.sync().read) == (1, 0)
+    assert (synced.sync().read, synced.sync().upserted) == (1, 0)
     synced.agrees()
 
 
@@ -155,6 +189,17 @@ def test_another_delta_table_is_another_method(synced):
 
 
 K, TYPE, AT = DELTA_COLUMNS
+
+
+@pytest.mark.parametrize("way", ["watermark", "delta"])
+def test_a_mark_of_another_type_of_the_column_is_not_read(synced, way):
+    synced.sync(way)
+    assert synced.sync(way).method == way
+    columns = tuple(replace(column, type_name="SECONDDATE") for column in synced.table.table.columns[3:])
+    synced.table.table = replace(synced.table.table, columns=(*synced.table.table.columns[:3], *columns))
+    synced.table.delta_table = replace(synced.table.delta_table, columns=(K, TYPE, replace(AT, type_name="SECONDDATE")))
+    report = synced.sync(way, accept_schema=True)
+    assert (report.method, "the settings or the table changed" in report.notes[0]) == ("full", True)
 
 
 @pytest.mark.parametrize(
@@ -259,4 +304,36 @@ def test_a_delta_table_that_is_dropped_or_made_anew(pool, hana_schema, embedder,
     report = sync(spec, ends, OPTIONS)
     assert report.method == "full"
     assert all(why in report.notes[0] for why in ("unknown type Q", "type T", "without a complete key"))
+    store.close()
+
+
+@pytest.mark.parametrize(
+    ("where", "refused"), [(None, True), ('"TXT" IS NOT NULL', True), ("sdi_change_type='U'", False)]
+)
+def test_a_table_is_its_own_delta_table_only_without_the_rows_marked_as_deleted(pool, hana_schema, where, refused):
+    ref, source = TableRef(hana_schema, "RT"), HanaSource(pool)
+    columns = '"A" INTEGER PRIMARY KEY, "TXT" NVARCHAR(9), "SDI_CHANGE_TYPE" VARCHAR(2), "SDI_CHANGE_TIME" TIMESTAMP'
+    pool.execute(f'CREATE COLUMN TABLE "RT" ({columns})')
+    spec = CollectionSpec("c", ref, "{TXT}", where=where, changes=ChangeSpec("delta", table=ref))
+    told = r"""`where` must leave .* \("SDI_CHANGE_TYPE" IS NULL OR "SDI_CHANGE_TYPE" NOT IN \('D', 'X'\)\)"""
+    with pytest.raises(ConfigurationError, match=told) if refused else nullcontext():
+        check(spec, source.describe(ref), source)
+
+
+def test_a_number_as_time_of_change_whose_records_begin_after_the_comparison(pool, hana_schema, embedder, tmp_path):
+    """And then becomes a time, as does that of a view made anew: another mark."""
+    ref, store = TableRef(hana_schema, "ROWS"), LocalStore(tmp_path / "s")
+    pool.execute('CREATE COLUMN TABLE "ROWS" ("K" INTEGER PRIMARY KEY, "TXT" NVARCHAR(99))')
+    pool.execute('CREATE COLUMN TABLE "LOG" ("K" INTEGER, "OP" NVARCHAR(1), "NO" BIGINT, "AT" TIMESTAMP)')
+    changes = ChangeSpec("delta", table=TableRef(hana_schema, "V"), type="OP", at="NO")
+    spec, ends = CollectionSpec("c", ref, "{TXT}", changes=changes), Ends(HanaSource(pool), store, embedder)
+    for key, column in enumerate(("NO", "AT")):
+        pool.execute(f'CREATE VIEW "V" AS SELECT "K", "OP", "{column}" AS "NO" FROM "LOG"')
+        assert (sync(spec, ends, OPTIONS).method, sync(spec, ends, OPTIONS).method) == ("full", "delta")
+        pool.execute("""INSERT INTO "ROWS" VALUES (?, 'pump')""", (key,))
+        pool.execute('INSERT INTO "LOG" SELECT "K", \'I\', 1, \'2026-01-01\' FROM "ROWS"')
+        report = sync(spec, ends, OPTIONS)
+        assert (report.method, report.upserted) == ("delta", 1)
+        pool.execute('DELETE FROM "LOG"')
+        pool.execute('DROP VIEW "V"')
     store.close()

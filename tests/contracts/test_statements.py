@@ -239,6 +239,7 @@ def discovered(pool: HanaPool, hana: Any, schema: str) -> None:
     hana.cursor().execute(f'CREATE TABLE "STAMPED" ("A" INTEGER PRIMARY KEY, {texts} TIMESTAMP)')
     hana.cursor().execute(f'CREATE TABLE "STAMPED_TOO" ("A" INTEGER PRIMARY KEY, {texts} DECIMAL(15))')
     hana.commit()
+    assert HanaSource(pool).table_id(TableRef(schema, "CLIENTS"))
     catalog.tables(pool)
     catalog.tables(pool, schema, "S")
     for name in ("SRC", "CLIENTS", "KEYLESS", "STAMPED", "STAMPED_TOO"):

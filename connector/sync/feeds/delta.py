@@ -2,6 +2,7 @@
 
 Its records only say which keys changed and when, and are read like rows by a watermark. The rows are read from the
 source by key, and a key without a row was deleted. So the order of records, repeated records and images do no harm.
+Records may arrive long after their time, after an agent was down, but then in order: see `watermark.next_window`.
 """
 
 from __future__ import annotations
@@ -11,11 +12,11 @@ from dataclasses import replace
 from functools import partial
 
 from connector.hana.delta_table import OF_A_ROW, TRUNCATE, delta_table
-from connector.model import CollectionSpec, Query, Table, delta_of
+from connector.model import CollectionSpec, Query, Table
 from connector.protocols import Source
 from connector.sync.feeds.feed import Batch, Feed, Mark, ReadPlan, current
 from connector.sync.feeds.full import all_rows
-from connector.sync.feeds.watermark import Window, next_window, pages
+from connector.sync.feeds.watermark import Window, next_window, pages, type_of
 
 
 def check(spec: CollectionSpec, table: Table, source: Source) -> None:
@@ -23,8 +24,8 @@ def check(spec: CollectionSpec, table: Table, source: Source) -> None:
 
 
 def identity(plan: ReadPlan, source: Source) -> Mark:
-    table_id = source.capture.table_id
-    return {"table": table_id(plan.query.table), "delta": table_id(delta_of(plan.spec))}
+    table_id, (delta, _, at) = source.capture.table_id, delta_table(plan.spec, plan.table, source)
+    return {"table": table_id(plan.query.table), "delta": table_id(delta.ref), "type": type_of(at)}
 
 
 def feed(plan: ReadPlan, source: Source) -> Feed:
@@ -32,10 +33,11 @@ def feed(plan: ReadPlan, source: Source) -> Feed:
     delta, kind, at = delta_table(plan.spec, plan.table, source)
     # The type is part of a record's key, so that no record shares its place with one that needs a full comparison.
     records = replace(plan, query=Query(delta.ref, (*plan.query.key, kind), ()))
-    window = next_window(source.capture, records, at)
+    window = next_window(source.capture, records, at, late=True)
     waiting, unclear = (0, window.due) if window.due else _waiting(records, source, window)
     if unclear:
-        return Feed(partial(all_rows, plan, source), window.mark, "full", unclear)
+        mark = window.mark if window.due else window.compared
+        return Feed(partial(all_rows, plan, source), mark, "full", unclear)
     return Feed(lambda: (waiting, [_batches(plan, records, source, window)]), window.mark, "delta", complete=False)
 
 

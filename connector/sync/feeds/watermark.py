@@ -16,7 +16,7 @@ from typing import Any
 from connector.document.document import document_id, parse_id
 from connector.errors import ConfigurationError, RowRejected
 from connector.hana.catalog import check_columns
-from connector.hana.watermarks import less, moment, reach, watermark
+from connector.hana.watermarks import earlier, less, moment, reach, watermark
 from connector.model import CollectionSpec, Column, Span, Table
 from connector.protocols import Capture, Source
 from connector.sync.feeds.feed import Batch, Feed, Mark, ReadPlan
@@ -26,11 +26,13 @@ from connector.sync.feeds.full import all_rows
 @dataclass(frozen=True, slots=True)
 class Window:
     """The part of a watermark column that a run reads. `span`: None if nothing is to be read. `settled`: no later row
-    gets this value or a lower one. `mark`: where the next run begins. `due`: why all rows must be compared, or ""."""
+    gets this value or a lower one. `mark`: where the next run begins. `compared`: the same, if this run compares all
+    rows because of what it found in the window. `due`: why all rows must be compared, or ""."""
 
     span: Span | None
     settled: str
     mark: Mark
+    compared: Mark
     due: str
 
 
@@ -39,7 +41,8 @@ def check(spec: CollectionSpec, table: Table, source: Source) -> None:
 
 
 def identity(plan: ReadPlan, source: Source) -> Mark:
-    return {"table": source.capture.table_id(plan.query.table)}
+    column = _column(plan.spec, plan.table)
+    return {"table": source.capture.table_id(plan.query.table), "type": type_of(column)}
 
 
 def feed(plan: ReadPlan, source: Source) -> Feed:
@@ -49,15 +52,21 @@ def feed(plan: ReadPlan, source: Source) -> Feed:
     return Feed(lambda: (0, [pages(source.capture, plan, window)]), window.mark, "watermark", complete=False)
 
 
-def next_window(capture: Capture, plan: ReadPlan, column: Column) -> Window:
-    """Return what a run reads of `plan.query` by this watermark column."""
+def type_of(column: Column) -> str:
+    """Return the full type of a watermark column, on which the text of a mark depends."""
+    return f"{column.type_name}({column.length},{column.scale})"
+
+
+def next_window(capture: Capture, plan: ReadPlan, column: Column, *, late: bool = False) -> Window:
+    """Return what a run reads of `plan.query` by this watermark column. `late`: rows may arrive any time after their
+    watermark, but in its order."""
     kind, at, id_ = watermark(column, plan.query.table), plan.before.get("at"), plan.before.get("key")
-    found, mark = _next_mark(capture, plan, column)
+    (found, mark), compared = _late_mark(capture, plan, column) if late else (_next_mark(capture, plan, column), {})
     due = plan.due or ("" if at is not None else "no value of the watermark is old enough to continue from")
     span, (upto, settled) = None, found or ("", "")
     if found and at is not None and (less(kind, at, upto) or (at == upto and id_ is not None)):
         span = Span(column, at, None if id_ is None else tuple(parse_id(id_)), upto)
-    return Window(span, settled, {**mark, **plan.identity}, due)
+    return Window(span, settled, {**mark, **plan.identity}, {**compared, **plan.identity}, due)
 
 
 def pages(capture: Capture, plan: ReadPlan, window: Window, *, repeated: bool = False) -> Iterator[Batch]:
@@ -83,22 +92,27 @@ def _column(spec: CollectionSpec, table: Table) -> Column:
     return column
 
 
-def _next_mark(capture: Capture, plan: ReadPlan, column: Column) -> tuple[tuple[str, str] | None, dict[str, Any]]:
-    """Return the value up to which this run may read with the settled value (see `reach`), and the run's final mark,
-    which is never below the previous one.
+_Next = tuple[tuple[str, str] | None, dict[str, Any]]
+"""The value up to which a run may read with the settled value (see `reach`); and the run's final mark, which is never
+below the previous one."""
 
-    Numbers have no time and may become visible out of order. A number is settled `delay` seconds after a run first saw
-    it as the highest. Until then, rows above the settled number are read again.
-    """
+
+def _next_mark(capture: Capture, plan: ReadPlan, column: Column) -> _Next:
     kind, delay, mark = watermark(column, plan.query.table), plan.spec.changes.delay, plan.before
-    at, seen, now = mark.get("at"), mark.get("seen"), plan.now.isoformat()
-    if kind.step is not None:
-        found = reach(kind, plan.now, delay)
-        set_back = at is not None and less(kind, found[1], at)  # the clock was set back
-        return found, dict(mark) if set_back else {"at": found[1], "asked": now}
-    highest = capture.highest(plan.query, column)
-    if highest is None:
-        return None, dict(mark)
+    if kind.step is None:
+        highest = capture.highest(plan.query, column)
+        return (None, dict(mark)) if highest is None else _number_mark(plan, highest)
+    found = reach(kind, plan.now, delay)
+    at = mark.get("at")
+    set_back = at is not None and less(kind, found[1], at)  # the clock was set back
+    return found, dict(mark) if set_back else {"at": found[1], "asked": plan.now.isoformat()}
+
+
+def _number_mark(plan: ReadPlan, highest: str) -> _Next:
+    """Numbers have no time and may become visible out of order. A number is settled `delay` seconds after a run first
+    saw it as the highest. Until then, rows above the settled number are read again."""
+    delay, mark, now = plan.spec.changes.delay, plan.before, plan.now.isoformat()
+    at, seen = mark.get("at"), mark.get("seen")
     if not delay:
         settled: str | None = highest if at is None else str(max(int(at), int(highest)))
         seen = None
@@ -110,12 +124,42 @@ def _next_mark(capture: Capture, plan: ReadPlan, column: Column) -> tuple[tuple[
     return (highest, settled or highest), {name: value for name, value in after.items() if value is not None}
 
 
+def _late_mark(capture: Capture, plan: ReadPlan, column: Column) -> tuple[_Next, Mark]:
+    """Return what `_next_mark` does, and `Window.compared`.
+
+    The mark never passes the highest value, because late rows come in order. The last `delay` seconds before it are
+    read again until no higher value has come for `delay` seconds, because rows of the same time may be incomplete, and
+    transactions that overlap come in any order.
+    """
+    kind, delay = watermark(column, plan.query.table), plan.spec.changes.delay
+    highest = capture.highest(plan.query, column)
+    if highest is None:
+        mark = {"at": kind.lowest, **plan.before}
+        return (None, mark), mark
+    if kind.step is None:
+        found, mark = _number_mark(plan, highest)
+        return (found, mark), mark
+    (upto, settled), seen = reach(kind, plan.now, delay), plan.before.get("seen")
+    if seen is None or seen[0] != highest:
+        seen = [highest, plan.now.isoformat()]
+
+    def at_most(value: str) -> dict[str, Any]:
+        at = min(value, settled, key=kind.bind)
+        at = max(at, plan.before.get("at", at), key=kind.bind)
+        return {"at": at, "seen": seen, "asked": plan.now.isoformat(), "upto": upto}
+
+    compared = at_most(highest)
+    quiet = (plan.now - datetime.fromisoformat(seen[1])).total_seconds() >= delay
+    mark = compared if quiet else at_most(earlier(kind, highest, delay))
+    return ((upto, mark["at"]), mark), compared
+
+
 def behind(mark: Mark | None) -> float:
     """Return by how many seconds the watermark was behind the source's clock at the last run; 0 for numbers and
     other methods."""
     if mark is None or not {"at", "asked"} <= mark.keys():
         return 0.0
     try:
-        return max(0.0, (datetime.fromisoformat(mark["asked"]) - moment(mark["at"])).total_seconds())
+        return max(0.0, (datetime.fromisoformat(mark["asked"]) - moment(mark.get("upto", mark["at"]))).total_seconds())
     except ValueError:
         return 0.0
