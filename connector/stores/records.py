@@ -16,11 +16,12 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from connector.document.document import document_id, parse_id
+from connector.document.document import document_id, parse_id, vector_digests
 from connector.errors import ConfigurationError, ModelMismatch, RowRejected, RowsRejected
 from connector.model import (
     ChangeSet,
     Checkpoint,
+    Chunk,
     ChunkSpec,
     CollectionSpec,
     Hit,
@@ -86,14 +87,18 @@ def metadata_of(text: object) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def checked_vectors(changes: ChangeSet, dimension: int) -> Vectors:
-    """Return the vectors of a change set, one per chunk. Raises RowsRejected unless all are finite and of length 1."""
+def checked_vectors(changes: ChangeSet, dimension: int, half: bool = False) -> Vectors:
+    """Return the vectors of a change set, one per chunk; `half`: rounded to half precision. Raises RowsRejected unless
+    all are finite and of length 1."""
     vectors = np.empty((0, dimension), np.float32) if changes.vectors is None else changes.vectors
     if vectors.shape != (len(changes.chunks), dimension):
         raise RowRejected(
             f"{len(changes.chunks)} chunks of dimension {dimension} came with vectors of shape {vectors.shape}"
         )
     vectors = np.ascontiguousarray(vectors, dtype="<f4")
+    if half:
+        with np.errstate(over="ignore"):  # too large becomes infinite, which is rejected
+            vectors = vectors.astype("<f2").astype("<f4")
     lengths = np.sqrt(np.einsum("ij,ij->i", vectors, vectors, dtype=np.float64))
     bad = np.flatnonzero(~(np.abs(lengths - 1.0) <= UNIT_TOLERANCE)).tolist()  # `<=` is false for NaN
     if bad:
@@ -101,6 +106,18 @@ def checked_vectors(changes: ChangeSet, dimension: int) -> Vectors:
         what = f"{len(bad)} of {len(vectors)} vectors are not finite or not of length 1"
         raise RowsRejected(what, rows=dict.fromkeys(bad, reason))
     return vectors
+
+
+def with_digests_of(stored: Vectors, changes: ChangeSet) -> list[Chunk]:
+    """Return the chunks of a change set. A hash with the digest of the vector as given gets that of the vector as
+    stored, so that `verify` compares what it reads."""
+    if not changes.chunks or changes.vectors is None:
+        return list(changes.chunks)
+    digests = zip(vector_digests(changes.vectors), vector_digests(stored), strict=True)
+    return [
+        replace(chunk, content_hash=chunk.content_hash[:24] + after) if chunk.content_hash[24:] == before else chunk
+        for chunk, (before, after) in zip(changes.chunks, digests, strict=True)
+    ]
 
 
 def checked_metadata(changes: ChangeSet) -> list[str]:
@@ -145,13 +162,13 @@ def vector_text(vector: NDArray[np.float32]) -> str:
     return "[" + ",".join(map(repr, vector.tolist())) + "]"
 
 
-def fvecs(vectors: Vectors) -> list[bytes]:
-    """Return each row in HANA's binary form: dimension as little-endian int32, then float32s."""
+def fvecs(vectors: Vectors, half: bool = False) -> list[bytes]:
+    """Return each row in HANA's binary form: dimension as little-endian int32, then float32s, or float16s of a
+    HALF_VECTOR."""
     count, dimension = vectors.shape
-    words = np.empty((count, dimension + 1), dtype="<i4")
-    words[:, 0] = dimension
-    words[:, 1:] = np.ascontiguousarray(vectors, dtype="<f4").view("<i4")
-    return words.view(f"V{words.itemsize * (dimension + 1)}").ravel().tolist()
+    rows = np.empty(count, dtype=[("dimension", "<i4"), ("values", "<f2" if half else "<f4", (dimension,))])
+    rows["dimension"], rows["values"] = dimension, vectors
+    return rows.view(f"V{rows.itemsize}").tolist()
 
 
 def from_fvecs(data: object, dimension: int) -> NDArray[np.float32] | None:
@@ -159,9 +176,10 @@ def from_fvecs(data: object, dimension: int) -> NDArray[np.float32] | None:
     if not isinstance(data, bytes | bytearray | memoryview):
         return None
     raw = bytes(data)
-    if len(raw) != 4 * (dimension + 1) or int.from_bytes(raw[:4], "little") != dimension:
+    kind = {4 + 4 * dimension: "<f4", 4 + 2 * dimension: "<f2"}.get(len(raw))  # REAL_VECTOR, HALF_VECTOR
+    if kind is None or int.from_bytes(raw[:4], "little") != dimension:
         return None
-    return np.frombuffer(raw, dtype="<f4", offset=4).astype(np.float32)
+    return np.frombuffer(raw, dtype=kind, offset=4).astype(np.float32)
 
 
 CHECKPOINT_LENGTH = 5000  # in characters; the column of the state table has this length

@@ -164,6 +164,10 @@ class VectorStore(ABC):
     def _ensure_table(self, table: str, dimension: int) -> None:
         """Create the table for vectors if missing."""
 
+    def _keeps_type(self, found: Collection) -> bool:
+        """Return whether a new table would keep vectors in the same type as this one."""
+        return True
+
     @abstractmethod
     def _drop_vectors(self, found: Collection, lease: Lease) -> None: ...
 
@@ -481,8 +485,8 @@ class Generations:
 
     def begin(self, collection: str, embedder: Embedder, recipe: Recipe) -> str:
         """Return the name NAME@N of a generation to build beside the active one with `embedder`: the newest
-        unfinished one of that model, else the newest retired one of that model and recipe (to rebuild), else a new one.
-        Raises UnknownCollection if none is active."""
+        unfinished one of that model, else the newest retired one of that model, recipe and type of vectors (to
+        rebuild), else a new one. Raises UnknownCollection if none is active."""
         stamp = ModelStamp.of(embedder)
         while True:
             rows = self.rows(collection)
@@ -490,7 +494,8 @@ class Generations:
                 raise self._tables.unknown(collection)
             fitting = [row for row in reversed(rows) if row.stamp == stamp]
             building = [row for row in fitting if row.state == "building"]
-            same = (row for row in fitting if row.retired and records.same_spec(collection, row.spec, recipe))
+            retired = (row for row in fitting if row.retired and self._store._keeps_type(row))
+            same = (row for row in retired if records.same_spec(collection, row.spec, recipe))
             found = building[0] if building else next(same, None)
             if found is not None:
                 sql = f'UPDATE {self._tables.state} SET "RETIRED_AT" = NULL WHERE "COLLECTION" = ?'

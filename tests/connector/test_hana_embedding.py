@@ -115,6 +115,20 @@ def test_hana_embeds_while_it_writes_and_no_vector_is_fetched(scene):
         assert record.model.startswith("hana:SAP_NEB.20240715@")
 
 
+def test_hana_embeds_into_vectors_of_half_precision(scene):
+    store = HanaStore(scene.pool, "NATIVE", vector_type="half")
+    scene.ends = replace(scene.ends, store=store)
+    assert scene.sync().upserted == ROWS
+    assert any("TO_HALF_VECTOR(L2NORMALIZE(VECTOR_EMBEDDING(?," in sql for sql in scene.sent)
+    assert store.status("native").table == "OWL_NATIVE_H1"
+    assert scene.sync().unchanged == ROWS
+    assert verify(scene.spec, scene.ends).ok
+    (hit,) = store.view("native").search(scene.ends.embedder.embed_query("pump 7 leaks"), 1)
+    assert hit.id == "[7]"
+    scene.run("""UPDATE "NATIVE"."OWL_NATIVE_H1" SET "VEC_VECTOR" = NULL WHERE "SRC_KEY" = '[3]'""")
+    assert verify(scene.spec, scene.ends).bad_vectors == 1
+
+
 def test_changed_metadata_is_written_without_embedding(scene):
     scene.sync()
     scene.run("""UPDATE "NATIVE"."SRC" SET "GRP" = 'X' WHERE "K" = 3""")

@@ -14,6 +14,7 @@ from connector.errors import ConnectionLost, LeaseLost, NoKey, StatementFailed
 from connector.hana.connection import HanaPool, Session
 from connector.hana.source import HanaSource
 from connector.model import ChangeSpec, TableRef
+from connector.stores.hana.store import HanaStore
 from connector.sync import apply, run
 from connector.sync.plan import plan
 from connector.sync.run import Ends
@@ -80,6 +81,16 @@ def test_no_row_is_fetched(scene, fetched):
     assert counts(scene.sync()) == (0, 0, ROWS - 1, 1, 0, 0)
     assert verify(scene.spec, scene.ends).ok
     assert scene.ends.store.status("native").checkpoint.rows_read == ROWS
+
+
+def test_vectors_of_half_precision(scene):
+    scene.ends = replace(scene.ends, store=HanaStore(scene.pool, "NATIVE", vector_type="half"))
+    assert counts(scene.sync()) == (0, ROWS, 0, 0, 0, 0)
+    assert any("TO_HALF_VECTOR(L2NORMALIZE(VECTOR_EMBEDDING(" in sql for sql in scene.sent)
+    assert counts(scene.sync()) == (0, 0, ROWS, 0, 0, 0)
+    with through_us():
+        assert scene.sync().unchanged == ROWS
+    assert verify(scene.spec, scene.ends).ok
 
 
 def test_it_stores_what_a_sync_through_us_stores_and_each_leaves_the_others_rows(scene):

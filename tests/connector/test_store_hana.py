@@ -208,6 +208,7 @@ def test_a_lease_changes_hands_only_after_the_writes_with_its_parts(store, run, 
 )
 def test_table_names(name, table):
     assert table_name(name, 1) == table
+    assert table_name(name, 12, half=True) == table.removesuffix("G1") + "H12"
 
 
 @pytest.mark.parametrize("name", ["", "x" * 101])
@@ -339,10 +340,14 @@ def test_many_workers_open_at_once(pool, hana_schema):
     assert HanaStore(pool, hana_schema).status(NAME) is not None
 
 
-def test_a_hana_without_vectors_is_refused(pool, hana_schema):
-    store = HanaStore(pool, hana_schema, features=HanaFeatures(False, False, "2.00.076.00"))
+def test_a_hana_without_vectors_is_refused(pool, hana_schema, monkeypatch):
+    monkeypatch.setattr(HanaFeatures, "probe", lambda pool: HanaFeatures(False, False, "2.00.076.00"))
     with pytest.raises(ConfigurationError, match=r'2\.00\.076.*REAL_VECTOR.*kind = "local"'):
-        store.open(NAME, Model())  # type: ignore[arg-type]
+        HanaStore(pool, hana_schema).open(NAME, Model())  # type: ignore[arg-type]
+    monkeypatch.setattr(HanaFeatures, "probe", lambda pool: HanaFeatures(True, False, "2024.40.1"))
+    with pytest.raises(ConfigurationError, match=r'2024\.40.*no HALF_VECTOR.*vector_type = "real"'):
+        HanaStore(pool, hana_schema, vector_type="half").open(NAME, Model())  # type: ignore[arg-type]
+    HanaStore(pool, hana_schema).open(NAME, Model())  # type: ignore[arg-type]
 
 
 def test_a_schema_that_does_not_exist(pool):
@@ -499,12 +504,13 @@ def test_a_filter_error_of_hana_becomes_ours_and_others_do_not(store, run):
 def test_fvecs_bytes_by_hand():
     first = np.array([[1.0, -2.0]], np.float32)
     assert fvecs(first) == [bytes.fromhex("02000000 0000803f 000000c0")]
+    assert fvecs(first, half=True) == [bytes.fromhex("02000000 003c 00c0")]
     assert fvecs(np.empty((0, 3), np.float32)) == []
     assert fvecs(unit(5)[::2]) == [fvecs(unit(5)[place : place + 1])[0] for place in (0, 2, 4)]
 
 
 @pytest.mark.parametrize(
-    "data", [None, "text", b"", b"\x02\0\0\0" + b"\0" * 4, b"\x03\0\0\0" + b"\0" * 8, b"\x02\0\0\0" + b"\0" * 12]
+    "data", [None, "text", b"", b"\x02\0\0\0" + b"\0" * 6, b"\x03\0\0\0" + b"\0" * 8, b"\x02\0\0\0" + b"\0" * 12]
 )
 def test_what_is_no_vector_of_the_dimension(data):
     assert from_fvecs(data, 2) is None
@@ -514,6 +520,9 @@ def test_fvecs_round_trip():
     vectors = unit(3)
     back = [from_fvecs(memoryview(data), DIMENSION) for data in fvecs(vectors)]
     assert np.array_equal(np.stack([vector for vector in back if vector is not None]), vectors)
+    (half,) = [from_fvecs(data, DIMENSION) for data in fvecs(vectors[:1], half=True)]
+    assert half is not None
+    assert np.array_equal(half, vectors[0].astype(np.float16).astype(np.float32))
 
 
 def test_identifiers_are_quoted():

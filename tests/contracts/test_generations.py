@@ -373,6 +373,28 @@ def test_a_retired_one_is_built_on_when_it_is_what_is_wanted(store, name, built)
     assert set(stored(store, f"{name}@1")) == {("a", 0), ("b", 0), ("old", 0)}
 
 
+@pytest.mark.parametrize("another", ["hana"], indirect=True)
+def test_another_type_of_vectors_is_another_generation(store, name, another):
+    """What is there keeps its type, is searched as before, and is not built on for the other type."""
+    write(store, name, changes(chunk("a"), chunk("b"), checkpoint=DONE))
+    store.generations.record(name, 1, recipe(name, model="a"))
+    halved = another(vector_type="half")
+    halved.open(name, Model())
+    beside = halved.generations.begin(name, Model(), recipe(name, model="a"))
+    halved.open(beside, Model())
+    write(halved, beside, changes(chunk("a"), chunk("c"), checkpoint=DONE))
+    tables = [each.table for each in store.generations.all(name)]
+    assert [table[-3:] for table in tables] == ["_G1", "_H2"]
+    halved.generations.switch(name, 2)
+    for each in (halved, another(), another(vector_type="half")):  # whatever the settings of a process say
+        assert ids(each, name) == {"a", "c"}
+        assert ids(each, name, k=1) < {"a", "c"}
+    again = halved.generations.begin(name, Model(), recipe(name, model="a"))
+    assert again == f"{name}@3", "generation 1 has the other type"
+    store.generations.drop(name, 3)
+    assert store.generations.begin(name, Model(), recipe(name, model="a")) == f"{name}@1"
+
+
 @first_on("local")
 def test_an_empty_collection_takes_another_model_under_a_number_of_its_own(store, name):
     beside = store.generations.begin(name, OTHER, recipe(name))

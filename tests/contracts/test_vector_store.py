@@ -1,4 +1,5 @@
-"""What every vector store promises, tried on each of them: `local`, `hana` on the emulator, and a live HANA when
+"""What every vector store promises, tried on each of them: `local`, `hana` on the emulator (`hana-half` with vectors
+of half precision), and a live HANA when
 HANA_TEST_DSN names one (hdb://user:password@host:port/SCHEMA; the schema must exist and may be written to).
 """
 
@@ -73,11 +74,17 @@ def changes(*chunks: Chunk, vectors: np.ndarray | None = None, **more: Any) -> C
     return ChangeSet(list(chunks), unit(len(chunks), DIMENSION) if vectors is None else vectors, **more)
 
 
+def kept(store: VectorStore, vectors: np.ndarray) -> np.ndarray:
+    """Return the vectors as the store keeps them."""
+    return vectors.astype(np.float16).astype(np.float32) if getattr(store, "_half", False) else vectors
+
+
 Opener = Callable[..., VectorStore]
 
 
 LIVE = os.environ.get("HANA_TEST_DSN", "")
-PLACES = ["local", "hana", *([pytest.param("hana-live", marks=pytest.mark.hana_live)] if LIVE else [])]
+HALF = pytest.param("hana-half", marks=pytest.mark.slow)
+PLACES = ["local", "hana", HALF, *([pytest.param("hana-live", marks=pytest.mark.hana_live)] if LIVE else [])]
 
 
 def first_on(often: str) -> pytest.MarkDecorator:
@@ -102,13 +109,14 @@ def another(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Opener]:
             def make(**options: Any) -> VectorStore:
                 pool = HanaPool(connection, size=4)
                 stack.callback(pool.close)
-                return HanaStore(pool, schema, lease_times=PATIENT, **options)
+                usual = {"vector_type": "half" if request.param == "hana-half" else "real"}
+                return HanaStore(pool, schema, lease_times=PATIENT, **(usual | options))
 
         yield make
 
 
 def _hana(request: pytest.FixtureRequest) -> tuple[ConnectionOptions, str]:
-    if request.node.callspec.params["another"] == "hana":
+    if request.node.callspec.params["another"] != "hana-live":
         emulator = request.getfixturevalue("emulator")
         schema = request.getfixturevalue("shared_schema")
         login = {name: getattr(emulator, name) for name in ("host", "port", "user", "password")}
@@ -177,7 +185,7 @@ def test_what_is_written_is_read(store, name):
 
     assert stored(store, name) == {(one.id, one.number): one.content_hash for one in chunks}
     found = records(store, name)
-    for one, vector in zip(chunks, vectors, strict=True):
+    for one, vector in zip(chunks, kept(store, vectors), strict=True):
         record = found[one.id, one.number]
         assert (record.text, record.metadata, record.content_hash) == (one.text, dict(one.metadata), one.content_hash)
         assert record.model == status(store, name).model
@@ -632,10 +640,12 @@ def test_search_is_exact_through_churn(store, data):
         write(store, name, changes(*map(chunk, names), vectors=vectors, deleted=gone))
         for id_ in gone:
             expected.pop(id_, None)
-        expected.update(zip(names, vectors, strict=True))
+        expected.update(zip(names, kept(store, vectors).astype(np.float64), strict=True))
         query, k = unit(DIMENSION, seed=step + 7), data.draw(st.integers(1, 50))
         hits = store.view(name).search(query, k)
-        scores = {id_: float(vector.astype(np.float64) @ query.astype(np.float64)) for id_, vector in expected.items()}
+        asked = kept(store, query).astype(np.float64)
+        length = np.linalg.norm(asked)
+        scores = {id_: float(each @ asked / np.linalg.norm(each) / length) for id_, each in expected.items()}
         best = sorted(scores, key=lambda id_: (-scores[id_], id_))[:k]
         assert [hit.id for hit in hits] == best
         assert [hit.score for hit in hits] == pytest.approx([scores[id_] for id_ in best], abs=1e-6)

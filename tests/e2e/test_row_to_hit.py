@@ -244,10 +244,8 @@ def test_poisoned_vectors_never_win_a_search(ends, spec, run_sql, hana):
 # ------------------------------------------------------------------------------------------------------- neighbours
 
 
-@pytest.mark.slow
-def test_hanadb_reads_our_collection_and_its_rows_are_foreign(ends, spec, emulator, hana_schema, run_sql):
+def as_langchain(ends):
     from langchain_core.embeddings import Embeddings
-    from langchain_hana import HanaDB
 
     class Ours(Embeddings):
         def embed_documents(self, texts):
@@ -256,9 +254,21 @@ def test_hanadb_reads_our_collection_and_its_rows_are_foreign(ends, spec, emulat
         def embed_query(self, text):
             return ends.embedder.embed_query(text).tolist()
 
+    return Ours()
+
+
+@pytest.mark.slow
+def test_hanadb_reads_our_collection_and_its_rows_are_foreign(ends, spec, emulator, hana_schema, run_sql):
+    from langchain_hana import HanaDB
+
     sync(spec, ends, OPTIONS)
     connection = emulator.connect(autocommit=True, currentSchema=hana_schema)
-    database = HanaDB(connection=connection, embedding=Ours(), table_name="OWL_MATERIALS_G1", vector_column_length=64)
+    database = HanaDB(
+        connection=connection,
+        embedding=as_langchain(ends),
+        table_name="OWL_MATERIALS_G1",
+        vector_column_length=64,
+    )
     (document,) = database.similarity_search("Safety helmet", k=1)
     assert document.page_content == "Safety helmet, yellow"
     assert document.metadata["MTART"] == "FERT"
@@ -276,3 +286,50 @@ def test_hanadb_reads_our_collection_and_its_rows_are_foreign(ends, spec, emulat
     (hit,) = ends.store.view("materials").search(ends.embedder.embed_query("garden hoses"), 1)
     assert hit.id.startswith("record:")
     assert ends.store.status("materials").foreign == 1
+
+
+# --------------------------------------------------------------------------------------------------- half precision
+
+
+@pytest.fixture
+def halved(ends) -> Ends:
+    """The same ends, with a store that keeps vectors in half precision."""
+    store = ends.store
+    return replace(ends, store=HanaStore(store._pool, store._schema, vector_type="half"))
+
+
+def test_vectors_of_half_precision_are_compared_as_they_are_stored(halved, spec, run_sql):
+    """A second sync finds nothing to do, verify nothing wrong, and a vector changed by one bit is found."""
+    sync(spec, halved, OPTIONS)
+    assert halved.store.status("materials").table == "OWL_MATERIALS_H1"
+    assert search(halved, "Centrifugal pump", 1) == ['["100","P-1"]']
+    ((stored,),) = run_sql("""SELECT "VEC_VECTOR" FROM "OWL_MATERIALS_H1" WHERE "SRC_KEY" = '["100","P-1"]'""")
+    assert len(stored) == 4 + 2 * 64
+    run_sql("""UPDATE "MARA" SET "MTART" = 'ROH' WHERE "MATNR" = 'P''5'""")  # metadata alone keeps the digest
+    assert sync(spec, halved, OPTIONS).upserted == 1
+    again = sync(spec, halved, OPTIONS)
+    assert (again.unchanged, again.upserted, again.embedded_texts) == (7, 0, 0)
+    assert verify(spec, halved).ok
+    bit = stored[:4] + bytes([stored[4] ^ 1]) + stored[5:]
+    run_sql("""UPDATE "OWL_MATERIALS_H1" SET "VEC_VECTOR" = ? WHERE "SRC_KEY" = '["100","P-1"]'""", (bit,))
+    assert verify(spec, halved).bad_vectors == 1
+    assert verify(spec, halved, repair=True).ok
+
+
+def test_hanadb_reads_and_writes_a_collection_of_half_precision(halved, spec, emulator, hana_schema):
+    from langchain_hana import HanaDB
+
+    sync(spec, halved, OPTIONS)
+    connection = emulator.connect(autocommit=True, currentSchema=hana_schema)
+    table = {"table_name": "OWL_MATERIALS_H1", "vector_column_length": 64, "connection": connection}
+    with pytest.raises(AttributeError, match="VEC_VECTOR has the wrong type"):
+        HanaDB(embedding=as_langchain(halved), **table)
+    database = HanaDB(embedding=as_langchain(halved), vector_column_type="HALF_VECTOR", **table)
+    ((document, score),) = database.similarity_search_with_score("Safety helmet", k=1)
+    assert document.page_content == "Safety helmet, yellow"
+    (hit,) = halved.store.view("materials").search(halved.embedder.embed_query("Safety helmet"), 1)
+    assert score == pytest.approx(hit.score, abs=1e-6)
+    database.add_texts(["A foreign note about garden hoses"], [{"MTART": "NOTE"}])
+    connection.close()
+    assert search(halved, "garden hoses", 1)[0].startswith("record:")
+    assert (verify(spec, halved).foreign, verify(spec, halved).ok) == (1, True)

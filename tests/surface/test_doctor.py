@@ -448,10 +448,14 @@ def test_a_login_with_a_key_names_the_key(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_a_hana_without_vectors(monkeypatch: pytest.MonkeyPatch) -> None:
+    half = probes(monkeypatch, Pool(), store={"vector_type": "half"})
     examined = probes(monkeypatch, Pool())
     assert examined.probe_vector_types() == "REAL_VECTOR, HALF_VECTOR"
     monkeypatch.setattr(HanaFeatures, "probe", lambda pool: HanaFeatures(True, False, "2024.2.0"))
     assert "no HALF_VECTOR" in examined.probe_vector_types()
+    with pytest.raises(Fault, match="no HALF_VECTOR") as caught:
+        half.probe_vector_types()
+    assert 'vector_type = "real"' in caught.value.fix
     monkeypatch.setattr(HanaFeatures, "probe", lambda pool: HanaFeatures(False, False, "2.00.076.00"))
     with pytest.raises(Fault, match="no REAL_VECTOR") as caught:
         examined.probe_vector_types()

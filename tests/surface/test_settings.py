@@ -187,6 +187,7 @@ def test_a_secret_named_twice_or_missing_is_refused(tmp_path: Path) -> None:
         ("hana = 'x'", ["owl-sap.toml: hana: must be a section"]),
         ("hana = 3", ["owl-sap.toml", "hana"]),
         ("[store]\nkind = 'local'", ["store", "path"]),
+        ("[store]\nkind = 'local'\npath = 'v'\nvector_type = 'half'", ["vector_type", "hana"]),
         ("[embedding]\nprecision = 'fp8'", ["embedding.precision", "'fp16'"]),
         (COLLECTION + COLLECTION, ["two collections", '"materials"']),
         (COLLECTION + "templat = 'x'", ["[[collections]] materials.templat", 'did you mean "template"']),

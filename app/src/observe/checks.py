@@ -347,8 +347,14 @@ class Checks:
                 "this HANA has no REAL_VECTOR type (HANA Cloud has it from 2024.2 on, HANA 2.0 has none)",
                 'use [store] kind = "local", or [store.hana] for a HANA Cloud that keeps the vectors',
             )
-        half = "HALF_VECTOR" if features.half_vector else "no HALF_VECTOR (from 2025.15 on; not needed)"
-        return f"REAL_VECTOR, {half}"
+        if features.half_vector:
+            return "REAL_VECTOR, HALF_VECTOR"
+        if self.settings.store.vector_type == "half":
+            raise Fault(
+                "this HANA has no HALF_VECTOR type (HANA Cloud has it from 2025.15 on)",
+                'use [store] vector_type = "real"',
+            )
+        return "REAL_VECTOR, no HALF_VECTOR (from 2025.15 on; not needed)"
 
     def probe_table(self, collection: CollectionSettings) -> str:
         """Check names, types and key against the catalogue as a sync does, then read these columns."""

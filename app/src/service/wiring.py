@@ -341,7 +341,8 @@ class Parts:
                 return LocalStore(wanted.path or Path(), names=self._metadata_names, scan=scan)
             from connector.stores.hana.store import HanaStore
 
-            return HanaStore(self.store_pool, self.schema(), names=self._metadata_names)
+            names, vector_type = self._metadata_names, wanted.vector_type
+            return HanaStore(self.store_pool, self.schema(), names=names, vector_type=vector_type)
 
         return self._part("store", build)
 

@@ -61,12 +61,15 @@ class StoreSettings(Section):
     path: Path | None = setting(None, "folder of the local store, created if absent")
     schema_name: str | None = setting(None, "default: [hana] schema", alias="schema")
     hana: HanaSettings | None = setting(None, "another HANA for the vectors; default: [hana]")
+    vector_type: Literal["real", "half"] = setting("real", "of new tables in HANA; half: HALF_VECTOR, half the memory")
     scan: Literal["auto", "cpu", "gpu"] = setting("auto", "where a local store searches; auto: on the model's card")
 
     @model_validator(mode="after")
     def _local_has_path(self) -> StoreSettings:
         if self.kind == "local" and self.path is None:
             raise ValueError('kind = "local" needs path = "<folder>" (created if absent)')
+        if self.kind == "local" and self.vector_type == "half":
+            raise ValueError('vector_type = "half" needs kind = "hana"')
         return self
 
 

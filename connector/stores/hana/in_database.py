@@ -14,6 +14,7 @@ from connector.hana.embedding import embedding, parameters
 from connector.hana.source import HanaSource
 from connector.hana.statement import Statement, with_bytes
 from connector.model import DatabaseModel, Key, KeyRange, Lease
+from connector.stores.hana.tables import VectorTable
 from connector.stores.state import Session
 
 # This module formats only quoted identifiers, constants and the expressions of `SqlRows` into SQL; values are bound.
@@ -41,16 +42,21 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class RowsInDatabase:
-    """The rows of a collection beside its `table`. `stamp`: MODEL_ID. `check`: raises LeaseLost after a takeover."""
+    """The rows of a collection beside its table, `kept_in`. `stamp`: MODEL_ID. `check`: raises LeaseLost after a
+    takeover."""
 
     rows: SqlRows
     source: HanaSource
     collection: str
-    table: str
+    kept_in: VectorTable
     quarantine: str
     stamp: str
     model: DatabaseModel
     check: Callable[[Session, Lease], None]
+
+    @property
+    def table(self) -> str:
+        return self.kept_in.sql
 
     @property
     def pool(self) -> HanaPool:
@@ -89,7 +95,7 @@ class RowsInDatabase:
             'WHEN MATCHED THEN UPDATE SET "VEC_META" = "NEW"."VEC_META", "CONTENT_HASH" = '
             f'HEXTOBIN("NEW"."HASH"||\'{"0" * 32}\'), "SYNCED_AT" = CURRENT_UTCTIMESTAMP'
         )
-        vector = embedding(self.model, '"VEC_TEXT"')
+        vector = self.kept_in.of_real(embedding(self.model, '"VEC_TEXT"'))
         fresh, fresh_values = self._compared(within, ("embed",))
         delete = f'DELETE FROM {self.table} WHERE "SRC_KEY" IN (SELECT "SRC_KEY" FROM ({fresh}))'
         insert = (

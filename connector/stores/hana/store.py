@@ -1,5 +1,5 @@
-"""The store in HANA: REAL_VECTOR columns, searched by HANA, in tables that langchain-hana's HanaDB can read. Rows of
-other programs are searched but never changed.
+"""The store in HANA: REAL_VECTOR or HALF_VECTOR columns, searched by HANA, in tables that langchain-hana's HanaDB can
+read. Rows of other programs are searched but never changed.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 from uuid import uuid4
 
 import numpy as np
@@ -90,7 +90,8 @@ def _stored(row: tuple[Any, ...]) -> StoredChunk:
 class HanaStore(VectorStore):
     """A store in `schema`, reached through `pool`. The caller closes the pool.
 
-    `features`: server capabilities, None: probe them. `index_from`: see INDEX_FROM. `names`: as in VectorStore.
+    `index_from`: see INDEX_FROM. `names`: as in VectorStore. `vector_type`: of the tables that it creates; tables that
+    are there keep theirs.
     """
 
     kind = "hana"
@@ -100,16 +101,17 @@ class HanaStore(VectorStore):
         pool: HanaPool,
         schema: str,
         *,
-        features: HanaFeatures | None = None,
         index_from: int = INDEX_FROM,
         names: Mapping[str, Mapping[str, str]] | None = None,
         lease_times: LeaseTimes | None = None,
+        vector_type: Literal["real", "half"] = "real",
     ) -> None:
         times = lease_times or LeaseTimes()
         whole_seconds = replace(times, ttl=max(1, round(times.ttl)))
         super().__init__(pool, state_tables(schema), schema, names, whole_seconds)
         self._pool = pool
-        self._features = features
+        self._features: HanaFeatures | None = None
+        self._half = vector_type == "half"
         self._index_from = index_from
         self._remembered: dict[str, tuple[float, Collection]] = {}
         self._ensured: dict[tuple[str, int], float] = {}
@@ -163,6 +165,11 @@ class HanaStore(VectorStore):
                 f"this HANA (version {self._features.version or 'unknown'}) has no REAL_VECTOR type; it came with HANA "
                 'Cloud 2024.2 and is not on-premise: keep the vectors in the local store, [store] kind = "local"'
             )
+        if self._half and not self._features.half_vector:
+            raise ConfigurationError(
+                f"this HANA (version {self._features.version or 'unknown'}) has no HALF_VECTOR type; it came with HANA "
+                'Cloud 2025.15: set [store] vector_type = "real"'
+            )
         if not self._pool.read(catalog.FIND_SCHEMA, (self._schema,), doing="looking for the store's schema"):
             raise UnknownTable(
                 f"the store's schema {self._schema!r} does not exist (names are case-sensitive): create it, "
@@ -171,7 +178,7 @@ class HanaStore(VectorStore):
         for state, definition in STATE_TABLES.items():
             if not self._pool.read(catalog.FIND_TABLE, (self._schema, state), doing="looking for the store's tables"):
                 self._create(f"CREATE COLUMN TABLE {quote(self._schema)}.{quote(state)} {definition}")
-        table = table_name(collection, number)
+        table = table_name(collection, number, self._half)
         sql = f'SELECT "COLLECTION" FROM {self._tables.state} WHERE "TABLE_NAME" = ?'
         for (owner,) in self._pool.read(sql, (table,)):
             if owner != name:
@@ -194,8 +201,8 @@ class HanaStore(VectorStore):
         vectors = self._table(table)
         columns = self._pool.read(catalog.FIND_COLUMNS, (self._schema, table), doing="looking at a vector table")
         if columns:
-            lengths = {row[0]: row[2] for row in columns}
-            if lengths.get("VEC_VECTOR") == dimension and "SRC_KEY" in lengths:
+            types = {row[0]: (row[1], row[2]) for row in columns}
+            if types.get("VEC_VECTOR") == (vectors.vector_type, dimension) and "SRC_KEY" in types:
                 if f"{table}_KEY" not in self._indexes(table):  # a worker died before creating it
                     with suppress(PermissionRefused):  # another user's table: correct without the index, but slower
                         self._create(vectors.create_key_index())
@@ -208,6 +215,9 @@ class HanaStore(VectorStore):
             self._pool.execute(vectors.drop(), doing="replacing an empty vector table")
         self._create(vectors.create(dimension))
         self._create(vectors.create_key_index())
+
+    def _keeps_type(self, found: Collection) -> bool:
+        return self._table(found.table).half == self._half
 
     @contextmanager
     def _using_vectors(self) -> Iterator[None]:
@@ -299,13 +309,16 @@ class HanaStore(VectorStore):
 
     def _writer(self, found: Collection, changes: ChangeSet) -> Callable[[Session], None]:
         """Prepare the parameters of all rows once; every attempt of the transaction uses them."""
-        table, chunks, model = self._table(found.table).sql, changes.chunks, changes.model
-        metadata, value = records.checked_metadata(changes), "?"
+        place, chunks, model = self._table(found.table), changes.chunks, changes.model
+        metadata, table, value = records.checked_metadata(changes), place.sql, "?"
         vectors: Sequence[tuple[Any, ...]]
         if model is None:
-            vectors = [(each,) for each in records.fvecs(records.checked_vectors(changes, found.stamp.dimension))]
+            checked = records.checked_vectors(changes, found.stamp.dimension, place.half)
+            vectors = [(each,) for each in records.fvecs(checked, place.half)]
+            if place.half:
+                chunks = records.with_digests_of(checked, changes)
         else:
-            value, vectors = embedding(model), [(chunk.text, *parameters(model)) for chunk in chunks]
+            value, vectors = place.of_real(embedding(model)), [(chunk.text, *parameters(model)) for chunk in chunks]
         rows = [
             (chunk.text, text, *vector, chunk.id, chunk.number, chunk.content_hash, found.stamp.id)
             for chunk, text, vector in zip(chunks, metadata, vectors, strict=False)
@@ -339,7 +352,8 @@ class HanaStore(VectorStore):
         return write
 
     def likeness(self, collection: str, records: Sequence[int], model: DatabaseModel) -> dict[int, float]:
-        table, again = self._table(self._fresh(collection).table), embedding(model, '"VEC_TEXT"')
+        table = self._table(self._fresh(collection).table)
+        again = table.of_real(embedding(model, '"VEC_TEXT"'))
 
         def asked(ids: Sequence[int]) -> dict[int, float]:
             found: dict[int, float] = {}
@@ -370,7 +384,7 @@ class HanaStore(VectorStore):
     def in_database(self, collection: str, source: HanaSource, rows: SqlRows, model: DatabaseModel) -> RowsInDatabase:
         """Return the rows of the source beside the collection. `source`: in the same HANA, of the same user."""
         found = self._fresh(collection)
-        table, stamp = self._table(found.table).sql, found.stamp.id
+        table, stamp = self._table(found.table), found.stamp.id
         return RowsInDatabase(rows, source, collection, table, self._tables.quarantine, stamp, model, self._check)
 
     def optimise(self, collection: str) -> None:
