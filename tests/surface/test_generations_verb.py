@@ -66,6 +66,22 @@ def test_from_a_changed_model_to_the_switch_and_back(scene: Scene) -> None:
         assert {name for (name,) in tables if name.startswith("OWL_ROWS")} == {"OWL_ROWS_G2"}
 
 
+def test_another_type_of_vectors_built_on_request(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(WIDE, "OWL_SAP_EMBEDDING__MODEL", "hash:64")  # as the collection has it
+    monkeypatch.setitem(WIDE, "OWL_SAP_STORE__VECTOR_TYPE", "half")
+    (report,) = document(scene, "sync", "rows")
+    assert ("generation" in report, report["embedded_texts"]) == (False, 0), "the setting alone changes nothing"
+    assert document(scene, "generations", "rows", "--build")["generation"] == 2
+    compared = document(scene, "generations", "rows", "--compare")
+    assert compared["overlap_at_10"] > 0.95
+    document(scene, "generations", "rows", "--switch")
+    (status,) = document(scene, "status", "rows")
+    assert status["table"] == "OWL_ROWS_H2"
+    assert document(scene, "verify", "rows")["ok"]
+    (report,) = document(scene, "sync", "rows")
+    assert report["embedded_texts"] == 0
+
+
 @pytest.mark.parametrize("scene", ["local"], indirect=True)
 def test_a_template_built_on_request(scene: Scene) -> None:
     assert scene.verb("sync", "rows")[0] == 0
