@@ -227,7 +227,7 @@ Documents = dict[str, dict[tuple[Any, ...], str]]
 class _NoEmbedder:
     """What rendering asks of an embedder, for texts that are rendered only."""
 
-    fingerprint, max_tokens, dimension, model = "none", 254, 384, "none"
+    fingerprint, max_tokens, dimension, model, database_model = "none", 254, 384, "none", None
 
 
 def _catalogue(name: str, fields: Iterable[tuple[str, str, str]], key: Sequence[str]) -> model.Table:

@@ -124,7 +124,8 @@ class Server:
             return [(f"{name}_KEY", "INVERTED VALUE")]
         if "SYS.TABLE_COLUMNS" in sql:
             found = self.db.execute("SELECT name, type FROM pragma_table_info(?)", (name,)).fetchall()
-            return [(column, kind, int("0" + "".join(filter(str.isdigit, kind)))) for column, kind in found]
+            types = [(column, *kind.rstrip(")").partition("(")[::2]) for column, kind in found]
+            return [(column, name, int(length) if length.isdigit() else 0) for column, name, length in types]
         if "SYS.TABLES" in sql:
             return self.db.execute("SELECT name, '' FROM sqlite_master WHERE name = ?", (name,)).fetchall()
         raise NotImplementedError(sql)
