@@ -18,8 +18,8 @@ from connector.sync.embedding import TextEmbedder
 from connector.sync.options import Ends, StageClock
 
 CHUNKS_PER_APPLY = 1000  # bounds one write transaction; at 384 dimensions about 1.5 MB of vectors
-# The same if the database embeds the chunks, as the transaction holds the lease's row meanwhile: how many at first,
-# and at most. After a transaction longer than SLOW_SECONDS, half as many: a statement has a time limit.
+# Bounds of a transaction in which the database embeds the chunks and which locks the lease's row: the first size and
+# the largest one. A transaction longer than SLOW_SECONDS halves the size, because a statement has a time limit.
 FIRST_EMBEDDED, EMBEDDED_PER_APPLY = 10, 100
 SLOW_SECONDS = 5.0
 GROW_AFTER = 8  # successful change sets after which a limit below the highest one doubles

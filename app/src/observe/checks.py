@@ -442,7 +442,7 @@ def choices(engine: Engine) -> list[Setting]:
     from app.src.core.device import Setting, settings_of
 
     path = Setting("path", engine.path, engine.path_reason)
-    if engine.path in ("hashing", "hana"):  # no products are computed here, so there are no other choices
+    if engine.path in ("hashing", "hana"):  # without matrix products there are no other choices
         return [Setting("precision", engine.precision, engine.precision_reason), path]
     return [path, *settings_of(engine.profile, chosen=(engine.precision, engine.precision_reason))]
 
