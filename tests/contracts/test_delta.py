@@ -22,6 +22,7 @@ from connector.hana.source import HanaSource
 from connector.model import ChangeSpec, CollectionSpec, Column, Table, TableRef
 from connector.protocols import Embedder
 from connector.stores.local.store import LocalStore
+from connector.sync.feeds import delta
 from connector.sync.feeds.choose import check
 from connector.sync.plan import PlanOptions, plan
 from connector.sync.run import Ends, sync
@@ -115,6 +116,38 @@ def test_a_record_that_does_not_say_which_row_changed_compares_everything(synced
     assert synced.sync().method == "delta"
     planned = plan(synced.table.spec("delta"), *ends, PlanOptions(measure_seconds=None))
     assert (planned.method, planned.reason) == ("delta", "")
+
+
+@pytest.mark.proves(13)
+@pytest.mark.parametrize("kind", ["T", "Q"])
+def test_a_record_beside_one_that_compares_everything_may_arrive_later(synced, kind):
+    """As of an overlapping transaction, one batch later. The other one, read again, compares nothing again."""
+    synced.table.delta.append((stamp(second(60)), None, kind))
+    assert synced.sync().method == "full"
+    synced.table.delete(5, at=second(55))
+    report = synced.sync()
+    assert (report.method, report.deleted) == ("delta", 1)
+    synced.table.delta.append((stamp(second(61)), None, kind))
+    assert synced.sync().method == "full"
+    assert synced.sync().method == "delta"
+
+
+def test_with_about_as_many_records_as_rows_everything_is_compared(synced, monkeypatch):
+    """As in the run after an initial load, whose records all have the same time."""
+    monkeypatch.setattr(delta, "MANY", 4)
+    for number in range(6):
+        synced.table.put(number, f"valve {number}", second(60))
+    synced.table.delete(7, at=second(60))
+    report = synced.sync()
+    assert (report.method, report.read, report.upserted, report.deleted) == ("full", 9, 6, 1)
+    assert "10 records of S.ROWS_Delta are to be read" in report.notes[0]
+    synced.agrees()
+    synced.table.clock = second(200)
+    monkeypatch.setattr(delta, "ROWS_PER_RECORD", 0.5)
+    synced.table.put(8, "gasket", second(160))
+    report = synced.sync()
+    assert (report.method, report.upserted) == ("delta", 1)
+    synced.agrees()
 
 
 def test_records_of_many_changes_read_a_row_once(synced):

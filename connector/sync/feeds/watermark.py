@@ -26,13 +26,14 @@ from connector.sync.feeds.full import all_rows
 @dataclass(frozen=True, slots=True)
 class Window:
     """The part of a watermark column that a run reads. `span`: None if nothing is to be read. `settled`: no later row
-    gets this value or a lower one. `mark`: where the next run begins. `compared`: the same, if this run compares all
-    rows because of what it found in the window. `due`: why all rows must be compared, or ""."""
+    gets this value or a lower one. `mark`: where the next run begins. `covered`: the value up to which this run sees
+    every row with a watermark, unless it arrives late; None for a number that is not settled. `due`: why all rows must
+    be compared, or ""."""
 
     span: Span | None
     settled: str
     mark: Mark
-    compared: Mark
+    covered: str | None
     due: str
 
 
@@ -61,12 +62,12 @@ def next_window(capture: Capture, plan: ReadPlan, column: Column, *, late: bool 
     """Return what a run reads of `plan.query` by this watermark column. `late`: rows may arrive any time after their
     watermark, but in its order."""
     kind, at, id_ = watermark(column, plan.query.table), plan.before.get("at"), plan.before.get("key")
-    (found, mark), compared = _late_mark(capture, plan, column) if late else (_next_mark(capture, plan, column), {})
+    (found, mark), covered = _late_mark(capture, plan, column) if late else (_next_mark(capture, plan, column), None)
     due = plan.due or ("" if at is not None else "no value of the watermark is old enough to continue from")
     span, (upto, settled) = None, found or ("", "")
     if found and at is not None and (less(kind, at, upto) or (at == upto and id_ is not None)):
         span = Span(column, at, None if id_ is None else tuple(parse_id(id_)), upto)
-    return Window(span, settled, {**mark, **plan.identity}, {**compared, **plan.identity}, due)
+    return Window(span, settled, {**mark, **plan.identity}, covered, due)
 
 
 def pages(capture: Capture, plan: ReadPlan, window: Window, *, repeated: bool = False) -> Iterator[Batch]:
@@ -124,8 +125,8 @@ def _number_mark(plan: ReadPlan, highest: str) -> _Next:
     return (highest, settled or highest), {name: value for name, value in after.items() if value is not None}
 
 
-def _late_mark(capture: Capture, plan: ReadPlan, column: Column) -> tuple[_Next, Mark]:
-    """Return what `_next_mark` does, and `Window.compared`.
+def _late_mark(capture: Capture, plan: ReadPlan, column: Column) -> tuple[_Next, str | None]:
+    """Return what `_next_mark` does, and `Window.covered`.
 
     The mark never passes the highest value, because late rows come in order. The last `delay` seconds before it are
     read again until no higher value has come for `delay` seconds, because rows of the same time may be incomplete, and
@@ -134,24 +135,22 @@ def _late_mark(capture: Capture, plan: ReadPlan, column: Column) -> tuple[_Next,
     kind, delay = watermark(column, plan.query.table), plan.spec.changes.delay
     highest = capture.highest(plan.query, column)
     if highest is None:
-        mark = {"at": kind.lowest, **plan.before}
-        return (None, mark), mark
+        return (None, {"at": kind.lowest, **plan.before}), None
     if kind.step is None:
         found, mark = _number_mark(plan, highest)
-        return (found, mark), mark
+        return (found, mark), mark.get("at")
     (upto, settled), seen = reach(kind, plan.now, delay), plan.before.get("seen")
     if seen is None or seen[0] != highest:
         seen = [highest, plan.now.isoformat()]
 
-    def at_most(value: str) -> dict[str, Any]:
+    def at_most(value: str) -> str:
         at = min(value, settled, key=kind.bind)
-        at = max(at, plan.before.get("at", at), key=kind.bind)
-        return {"at": at, "seen": seen, "asked": plan.now.isoformat(), "upto": upto}
+        before: str = plan.before.get("at", at)
+        return max(at, before, key=kind.bind)
 
-    compared = at_most(highest)
     quiet = (plan.now - datetime.fromisoformat(seen[1])).total_seconds() >= delay
-    mark = compared if quiet else at_most(earlier(kind, highest, delay))
-    return ((upto, mark["at"]), mark), compared
+    at = at_most(highest if quiet else earlier(kind, highest, delay))
+    return ((upto, at), {"at": at, "seen": seen, "asked": plan.now.isoformat(), "upto": upto}), at_most(highest)
 
 
 def behind(mark: Mark | None) -> float:
