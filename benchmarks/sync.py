@@ -15,6 +15,8 @@ running. Even an idle machine varies by 10 % from second to second, so short rou
     one        seconds of a sync by watermark after one row has changed                            < 1
     delta      seconds of a sync by a delta table with a record for each row, after one row has changed and one was
                deleted                                                <= 1; of these in the source <= 0.05
+    inside     CPU seconds of this process for a first sync whose rows stay in the emulator, which computes the vectors,
+               divided by those with the real model in this process; 3,000 rows, of which none is fetched   <= 0.05
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -42,15 +44,18 @@ from app.src.benchmark.harness import (
     at_most,
     interleaved,
     main,
+    significant,
 )
 from app.src.benchmark.sync import TEMPLATE, MaterialsInEmulator
 from app.src.benchmark.workloads import material_text
 from app.src.core.engine import Engine
 from app.src.core.loading import EngineOptions, load_engine
+from app.src.service.hana_engine import HanaEngine
 from app.src.service.wiring import EngineEmbedder
+from connector.hana.embedding import HanaModel
 from connector.hana.source import HanaSource
-from connector.model import ChangeSpec, CollectionSpec
-from connector.protocols import Source
+from connector.model import ChangeSpec, CollectionSpec, DatabaseModel
+from connector.protocols import Embedder, Source
 from connector.stores.hana.store import HanaStore
 from connector.stores.local.store import LocalStore
 from connector.stores.store import VectorStore
@@ -58,9 +63,10 @@ from connector.sync.run import Ends, SyncOptions, SyncReport, sync
 
 # Names in statements are constants of this file.
 # ruff: noqa: S608
-HASHING, MODEL = "hash:384", "all-MiniLM-L6-v2"
+HASHING, MODEL, HANA_MODEL = "hash:384", "all-MiniLM-L6-v2", "SAP_NEB.20240715"
 STORES = ("local", "hana")
 OVERLAP_ROWS = 20_000
+INSIDE_ROWS = 3_000
 PAUSE = 0.5  # seconds before each part of an overlap: idle threads of the engine's pool first stop spinning
 COLUMNS = ("MANDT", "MATNR", "MAKTX", "LTEXT", "MTART", "MATKL")
 OPTIONS, FULL = SyncOptions(), ChangeSpec()
@@ -77,6 +83,7 @@ TARGETS = {  # by part, or by part and store
     "one": at_most(1),
     "delta": at_most(1),
     "delta, source": at_most(0.05),
+    "inside": at_most(0.05),
 }
 
 
@@ -132,8 +139,10 @@ class Scene:
             found = pool.read(f"{head} WHERE (MANDT > ? OR (MANDT = ? AND MATNR > ?)) {tail}", after)
         assert seen == rows, f"{seen} of {rows} rows"
 
-    def first_sync(self, kind: str, rows: int) -> tuple[SyncReport, Cost]:
+    def first_sync(self, kind: str, rows: int, embedder: Embedder | None = None) -> tuple[SyncReport, Cost]:
         spec, ends = self.spec(rows), self.ends(kind)
+        if embedder is not None:
+            ends = replace(ends, embedder=embedder)
         report, cost = timed(lambda: sync(spec, ends, OPTIONS))
         assert report.upserted == rows, report
         if kind == "hana":
@@ -286,6 +295,25 @@ def delta(given: argparse.Namespace, report: Report) -> Iterator[Figure]:
         yield figure("delta", "source", reading, "s", rows=rows)
 
 
+def inside(given: argparse.Namespace, report: Report) -> Iterator[Figure]:
+    """Compare the CPU seconds of this process for syncs with the emulator's model and with an engine of its own."""
+    rows = min(given.rows, INSIDE_ROWS)
+    with scene(MODEL) as stage:
+        stage.emulator.table(rows)
+        theirs = EngineEmbedder(HanaEngine(HanaModel(stage.emulator.pool(), DatabaseModel(HANA_MODEL))))
+
+        def work(embedder: Embedder | None, fetched: int) -> Cost:
+            done, cost = stage.first_sync("hana", rows, embedder)
+            assert done.loaded == fetched, done
+            return cost
+
+        works: dict[str, Work] = {"engine": lambda: work(None, rows), "inside": lambda: work(theirs, 0)}
+        rounds = interleaved(works, given.rounds)
+    shares = [few / many for few, many in zip(rounds.busy["inside"], rounds.busy["engine"], strict=True)]
+    seconds = {f"{name} seconds": significant(rounds.median(name)) for name in works}
+    yield Figure("inside", shares, target=TARGETS["inside"], more={"rows": rows, "model": HANA_MODEL, **seconds})
+
+
 @contextmanager
 def timed_reads(source: Source) -> Iterator[list[float]]:
     """Collect the seconds of each statement that the source sends."""
@@ -310,7 +338,7 @@ def figure(part: str, kind: str, rounds: Sequence[float], unit: str, **more: Any
     return Figure(name, rounds, unit, TARGETS.get(name, TARGETS.get(part)), more=more)
 
 
-PARTS = {part.__name__: part for part in (overlap, rate, unchanged, memory, one, delta)}
+PARTS = {part.__name__: part for part in (overlap, rate, unchanged, memory, one, delta, inside)}
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
