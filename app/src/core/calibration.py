@@ -102,9 +102,10 @@ class CpuCalibration(ModelCalibration):
         """Return ranges that cover these texts and those of `before`, as a safetensors file, and figures."""
         from safetensors.torch import load, save
 
-        from .backends.torch.int8 import ALGORITHM, observe, wider
+        from .backends.torch.int8 import ALGORITHM, MARGIN, observe, wider
 
-        ranges = computing(self._wanted, lambda: observe(self.folder, texts))
+        found = computing(self._wanted, lambda: observe(self.folder, texts))
+        ranges = {name: each * MARGIN for name, each in found.items()}
         if before is not None:
             known = load(before.read())
             ranges = {name: wider(each, known[name]) for name, each in ranges.items()}

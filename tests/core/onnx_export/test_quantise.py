@@ -65,8 +65,8 @@ def test_activations_that_are_not_finite(make_folder: Callable[..., Path], monke
 
     load = packed.load_tensors
 
-    def broken(*given: Any) -> Any:
-        return {name: t * 1e37 if "LayerNorm.weight" in name else t for name, t in load(*given).items()}
+    def broken(*given: Any, **named: Any) -> Any:
+        return {name: t * 1e37 if "LayerNorm.weight" in name else t for name, t in load(*given, **named).items()}
 
     monkeypatch.setattr(packed, "load_tensors", broken)
     with pytest.raises(ModelUnsupported, match="not finite"):

@@ -1,4 +1,4 @@
-"""Calibrated INT8 of an encoder: record the inputs of its linear layers over texts, and plan each layer in 8 bits.
+"""Calibrated INT8 of an encoder: measure the inputs of its linear layers over texts, and plan each layer in 8 bits.
 
 SmoothQuant (Xiao et al. 2023) moves the range of inputs into the weights. In a feed-forward's second layer the channels
 with the largest range stay in float. `agreement.judge` decides whether the result may serve.
@@ -12,21 +12,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..backends import ModelUnsupported
 from ..backends.folder import Folder
-from ..backends.onnx import make_session
-from ..backends.tokenizing import RustTokenizer
-from ..tokens import plan_batches
 from . import needs
-from .graph import ATTENTION_MASK, PARTS, LayerPlan, build_graph, feeds
+from .graph import PARTS, LayerPlan, build_graph
 
 if TYPE_CHECKING:
     import onnx
 
 ALPHA = 0.8  # SmoothQuant's exponent; its usual 0.5 is worse here (docs/decisions/0020)
 FAR = 24  # one feed-forward channel in 24 stays in float: 64 of 1,536
-TOKENS = 1024  # most tokens of a batch
-WATCHED = 2**24  # about how many numbers are recorded at once: 64 MB
 LEAST = 1e-5
 
 
@@ -37,36 +31,19 @@ def quantise(folder: Folder, texts: Sequence[str]) -> tuple[onnx.ModelProto, Map
     1,000 texts of 40 tokens take seconds with all-MiniLM-L6-v2. Raises DeviceUnavailable without the extra,
     ModelUnsupported for a model without a graph or with non-finite activations.
     """
-    needs("onnx", "onnxruntime")
+    needs("onnx")
     import onnx
 
-    graph = build_graph(folder)
-    constants = {each.name.removesuffix(".weight"): each for each in graph.graph.initializer}
-    linears = {
-        node.name: (node.input[0], onnx.numpy_helper.to_array(constants[node.name]))
-        for node in graph.graph.node
-        if node.op_type == "MatMul" and node.name in constants
-    }
-    sources = [source for source, _ in linears.values()]
-    graph.graph.output.extend(onnx.ValueInfoProto(name=source) for source in sources)
-    session = make_session(graph.SerializeToString(), [("CPUExecutionProvider", {})])
-    tokens = RustTokenizer.load(folder).ids(texts)
-    ranges: dict[str, NDArray[np.float32]] = {}  # layer -> least and greatest value of each channel
-    budget = min(TOKENS, WATCHED // sum(len(weight) for _, weight in linears.values()))
-    for batch in plan_batches(tokens.lengths, budget, 1):
-        given = feeds(tokens.select(batch))
-        real = given[ATTENTION_MASK].astype(bool)
-        for name, found in zip(linears, session.run(sources, given), strict=True):
-            low, high = found[real].min(0), found[real].max(0)
-            if not np.isfinite(low + high).all():
-                raise ModelUnsupported(f"the activations of {name} are not finite, so it cannot be calibrated")
-            before = ranges.get(name, (low, high))
-            ranges[name] = np.stack([np.minimum(before[0], low), np.maximum(before[1], high)])
-    plans = {name: _plan(name, weight, ranges[name]) for name, (_, weight) in linears.items()}
-    inside = sum(len(plans[name][1]) * weight.shape[1] for name, (_, weight) in linears.items())
+    from ..backends.torch.int8 import observe
+
+    constants = {each.name: each for each in build_graph(folder).graph.initializer}
+    ranges = {f"layer.{name}": found.numpy() for name, found in observe(folder, texts).items()}
+    weights = {name: onnx.numpy_helper.to_array(constants[f"{name}.weight"]) for name in ranges}
+    plans = {name: _plan(name, weight, ranges[name]) for name, weight in weights.items()}
+    inside = sum(len(plans[name][1]) * weight.shape[1] for name, weight in weights.items())
     report = {
         "texts": len(texts),
-        "int8_share": inside / sum(weight.size for _, weight in linears.values()),
+        "int8_share": inside / sum(weight.size for weight in weights.values()),
         "layers": len(plans),
     }
     return build_graph(folder, plans=plans), report

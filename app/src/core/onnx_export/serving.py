@@ -23,6 +23,7 @@ from connector.extras import install_command
 from ..artifacts import FLOAT, INT8, Dependencies, Entry
 from ..backends import DeviceUnavailable, ModelUnsupported, OutOfMemory
 from ..backends.onnx import OUTPUT, OnnxRuntimeBackend, loading_errors_mapped, make_session
+from ..backends.torch.backend import computing
 from ..calibration import ModelCalibration
 from ..device import DeviceProfile, Precision, choose_precision
 from ..memory import MOST_TOKENS, MemoryLimits, T4MemoryManager
@@ -153,7 +154,7 @@ class GraphServing(ModelCalibration):
 
     def measure(self, texts: Sequence[str], before: Entry | None) -> tuple[bytes, dict[str, Any]]:
         """Return a graph, calibrated on these texts, and figures."""
-        made, report = quantise(self.folder, texts)
+        made, report = computing(self._wanted, lambda: quantise(self.folder, texts))
         return made.SerializeToString(), dict(report)
 
     def accepted(self, digest: str = "") -> Entry:

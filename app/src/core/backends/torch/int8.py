@@ -41,8 +41,8 @@ Scale = tuple[float, int]  # of 8 unsigned bits: step and zero point
 
 
 def observe(folder: Folder, texts: Sequence[str]) -> Ranges:
-    """Return the ranges of all linear layers' inputs over these texts, computed in fp32 and widened. Raises
-    ModelUnsupported for a model without a packed path or with non-finite activations."""
+    """Return the ranges of all linear layers' inputs over these texts, computed in fp32. Raises ModelUnsupported
+    for a model without a packed path or with non-finite activations."""
     encoder = PackedEncoder.load(folder, DeviceProfile.cpu(), torch.float32)
     ranges: dict[str, torch.Tensor] = {}
 
@@ -64,7 +64,7 @@ def observe(folder: Folder, texts: Sequence[str]) -> Ranges:
     with torch.inference_mode():
         for batch in plan_batches(tokens.lengths, CPU_TOKENS, 1):
             encoder(tokens.select(batch))
-    return {name: each * MARGIN for name, each in ranges.items()}
+    return ranges
 
 
 def wider(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
