@@ -21,6 +21,8 @@ def missing_module(error: ModuleNotFoundError) -> str | None:
         return str(error)
     if module in _SERVE:
         return f"the REST service needs {module}, which is not installed: {install_command('serve')}"
+    if module in ("mcp", "mcp_types"):
+        return f"tools for agents need the package mcp, which is not installed: {install_command('mcp')}"
     return None
 
 

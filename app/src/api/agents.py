@@ -12,8 +12,6 @@ from app.src.access.principal import Principal
 from app.src.api.errors import Refused, problem
 from app.src.api.guard import FOREIGN, REFUSED, audit, caller, foreign, once_more
 from app.src.api.requests import Executors, Json
-from connector.errors import ConfigurationError
-from connector.extras import install_command
 
 _CALL = {
     "jsonrpc": "2.0",
@@ -34,17 +32,10 @@ _ANSWERS: dict[int | str, dict[str, Any]] = {
 
 
 def add(routes: APIRouter, executors: Executors) -> AbstractAsyncContextManager[None]:
-    """Add the route; return a context in which it works. Raises ConfigurationError if the SDK is not installed."""
+    """Add the route; return a context in which it works. Raises ModuleNotFoundError if the SDK is not installed."""
     manager: Any = None
     if executors.service.settings.mcp.http:
-        try:
-            from app.src.mcp.server import Agents, fault_of, streamable
-        except ImportError as error:
-            if (error.name or "").partition(".")[0] not in ("mcp", "mcp_types"):
-                raise
-            raise ConfigurationError(
-                f"mcp.http is on, but the package mcp is not installed: {install_command('mcp')}"
-            ) from None
+        from app.src.mcp.server import Agents, fault_of, streamable
 
         async def principal(request: Request) -> Principal:
             return caller(request)

@@ -18,7 +18,6 @@ from app.src.cli.exits import OK, UsageFault, refusals
 from app.src.cli.interrupts import cancelling, leave_behind_what_hangs, orderly
 from app.src.cli.output import watched
 from connector.errors import UnknownRow
-from connector.extras import install_command
 
 if TYPE_CHECKING:
     from app.src.service.wiring import EngineEmbedder
@@ -240,12 +239,8 @@ def mcp(
     loaded = read_settings({("mcp", "key"): key, ("mcp", "write"): write})
     if not loaded.settings.collections:
         raise UsageFault(no_collections(loaded.file))
-    try:
-        from app.src.mcp.stdio import serve
-    except ImportError as error:
-        if (error.name or "").partition(".")[0] not in ("mcp", "mcp_types"):
-            raise
-        raise UsageFault(f"the package mcp is not installed: {install_command('mcp')}") from None
+    from app.src.mcp.stdio import serve
+
     with orderly(OK), opened(loaded) as service:
         if loaded.settings.mcp.write:
             service.background.run(1, schedules=False)  # runs the jobs of start_sync
