@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
-from datetime import UTC, datetime
+from datetime import datetime
 from hashlib import blake2b
 from itertools import chain
 from typing import Any
@@ -244,11 +244,6 @@ def same_spec(collection: str, stored: str | None, recipe: Recipe) -> bool:
     """Return whether a stored recipe produces the same texts and metadata."""
     known = recipe_of(collection, stored)
     return known is not None and json.loads(recipe_text(known))["spec"] == json.loads(recipe_text(recipe))["spec"]
-
-
-def in_utc(moment: datetime | None) -> datetime | None:
-    """Return the time, with zone UTC if it has none."""
-    return moment.replace(tzinfo=UTC) if moment is not None and moment.tzinfo is None else moment
 
 
 def best_per_document(hits: Iterable[Hit], count: int) -> list[Hit]:

@@ -154,7 +154,9 @@ def _collection(row: tuple[Any, ...]) -> Collection:
 
 def moment(value: datetime | float | None) -> datetime | None:
     """Return a stored time in UTC. HANA stores UTC without a zone, SQLite seconds since 1970."""
-    return records.in_utc(value) if value is None or isinstance(value, datetime) else datetime.fromtimestamp(value, UTC)
+    if value is None:
+        return None
+    return value.replace(tzinfo=UTC) if isinstance(value, datetime) else datetime.fromtimestamp(value, UTC)
 
 
 OF_COLLECTION = """"COLLECTION" = ? OR "COLLECTION" LIKE ? ESCAPE '\\'"""

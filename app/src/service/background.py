@@ -23,7 +23,6 @@ from app.src.service.wiring import Parts
 from app.src.settings.collections import ScheduleSettings
 from connector.errors import ConnectorError
 from connector.model import CollectionStatus
-from connector.stores.records import in_utc
 
 if TYPE_CHECKING:
     from app.src.service.sync import Quarantine, Sync, SyncRequest
@@ -258,5 +257,5 @@ def _stale_since(job: Job | None, status_of: Callable[[], CollectionStatus | Non
     if job is None or job.state in ("succeeded", "cancelled") or job.waiting_since is None:
         return None
     status = status_of()
-    last = None if status is None else in_utc(status.last_sync)
+    last = None if status is None else status.last_sync
     return None if last is None or last.timestamp() > job.waiting_since else last.isoformat()

@@ -22,7 +22,6 @@ from app.src.service.background import Background
 from app.src.service.collections import Collections
 from app.src.service.wiring import Parts
 from connector.model import CollectionStatus
-from connector.stores.records import in_utc
 from connector.stores.store import VectorStore
 from connector.sync.feeds.watermark import behind
 from connector.sync.schema import WRITTEN
@@ -51,7 +50,7 @@ def ages(status: CollectionStatus, now: datetime | None = None) -> tuple[float |
     """Return seconds since the last complete sync, the same plus the lag of its watermark behind the source, and
     seconds since the last complete comparison began; None: unknown. Uses this machine's clock."""
     now, checkpoint = now or datetime.now(UTC), status.checkpoint
-    last, full = in_utc(status.last_sync), in_utc(checkpoint.last_full)
+    last, full = status.last_sync, checkpoint.last_full
     age = None if last is None else max(0.0, (now - last).total_seconds())
     lag = None if age is None else age + behind(checkpoint.mark)
     return age, lag, None if full is None else max(0.0, (now - full).total_seconds())
@@ -180,7 +179,7 @@ class Status:
                 if spec.written_by_clients:
                     shown["method"] = WRITTEN["method"]
             else:
-                last, full, lag = in_utc(status.last_sync), in_utc(status.checkpoint.last_full), ages(status)[1]
+                last, full, lag = status.last_sync, status.checkpoint.last_full, ages(status)[1]
                 shown |= {key: getattr(status, key) for key in _KEYS} | {
                     "last_sync": None if last is None else last.isoformat(),
                     "lag_seconds": None if lag is None else round(lag, 1),
