@@ -9,7 +9,7 @@ from itertools import groupby
 from operator import itemgetter
 from typing import Any
 
-from connector.errors import NoKey, PermissionRefused, UnknownColumn, UnknownTable
+from connector.errors import ConfigurationError, NoKey, PermissionRefused, UnknownColumn, UnknownTable
 from connector.hana.connection import HanaPool
 from connector.model import CollectionSpec, Column, Table, TableRef
 
@@ -239,6 +239,15 @@ def check_columns(table: Table, names: Iterable[str], setting: str) -> None:
     for name in names:
         if name not in known:
             raise UnknownColumn(f"`{setting}`: {table.ref} has no column {name!r}.{did_you_mean(name, known)}")
+
+
+def refuse_view(table: Table, needs: str) -> None:
+    """Raise ConfigurationError for a view. `needs`: what the method needs that views lack."""
+    if table.is_view:
+        raise ConfigurationError(
+            f'`changes.method`: {table.ref} is a view, and only tables have {needs}; use "full" with hash = "server", '
+            '"watermark" or "delta"'
+        )
 
 
 def resolve_key(spec: CollectionSpec, table: Table) -> tuple[str, ...]:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from connector.errors import ConfigurationError, LogMissing
-from connector.hana.catalog import FIND_COLUMNS, FIND_TABLE, describe, resolve_key
+from connector.errors import LogMissing
+from connector.hana.catalog import FIND_COLUMNS, FIND_TABLE, describe, refuse_view, resolve_key
 from connector.hana.connection import HanaPool, quote
 from connector.hana.privileges import named, reading
 from connector.hana.statement import place
@@ -38,11 +38,7 @@ def installation(spec: CollectionSpec, table: Table) -> list[tuple[str, str, str
 
     A log entry has the changed row's key; an update that changes the key also logs the old key.
     """
-    if table.is_view:
-        raise ConfigurationError(
-            f'`changes.method`: {table.ref} is a view, and only tables have triggers; use method = "full" with '
-            'hash = "server", "watermark" or "delta"'
-        )
+    refuse_view(table, "triggers")
     log, wanted = log_of(spec), resolve_key(spec, table)
     key = [column for name in wanted for column in table.columns if column.name == name]
     columns, moved = "", []

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from functools import partial
 
-from connector.errors import ConfigurationError
 from connector.model import CollectionSpec, Table, Token
 from connector.protocols import Source
 from connector.sync.feeds.feed import Batch, Batches, Feed, Mark, ReadPlan
@@ -51,12 +50,3 @@ def by_tokens(plan: ReadPlan, source: Source, token: Token, due: str, mark: Mark
 
     mark = {**mark, "proved": plan.now.isoformat() if due else plan.before.get("proved")}
     return Feed(read, mark, "full" if due else token, due, trusts_tokens=not due)
-
-
-def refuse_view(table: Table, needs: str) -> None:
-    """Raise ConfigurationError for a view. `needs`: what the method needs that views lack."""
-    if table.is_view:
-        raise ConfigurationError(
-            f'`changes.method`: {table.ref} is a view, and only tables have {needs}; use "full" with hash = "server", '
-            '"watermark" or "delta"'
-        )

@@ -10,6 +10,7 @@ from functools import partial
 
 from connector import failpoints
 from connector.errors import LogMissing
+from connector.hana.catalog import refuse_view
 from connector.model import CollectionSpec, Table, TableRef, log_of
 from connector.protocols import Capture, Source
 from connector.sync.feeds import full
@@ -19,7 +20,7 @@ EXTRA_PAGES = 10  # pages to read beyond the entries present at the start; later
 
 
 def check(spec: CollectionSpec, table: Table, source: Source) -> None:
-    full.refuse_view(table, "triggers")
+    refuse_view(table, "triggers")
 
 
 def identity(plan: ReadPlan, source: Source) -> Mark:

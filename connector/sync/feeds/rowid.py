@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from connector.hana.catalog import refuse_view
 from connector.model import CollectionSpec, Table
 from connector.protocols import Source
 from connector.sync.feeds.feed import Feed, Mark, ReadPlan
-from connector.sync.feeds.full import by_tokens, refuse_view
+from connector.sync.feeds.full import by_tokens
 
 
 def check(spec: CollectionSpec, table: Table, source: Source) -> None:
