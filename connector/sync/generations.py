@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 
 from connector.errors import GenerationRefused, UnknownGeneration
 from connector.model import CollectionSpec, Generation
@@ -87,9 +87,6 @@ class Comparison:
     queries: int
     overlap_at_10: float | None
     same_first: float | None
-
-    def as_dict(self) -> dict[str, object]:
-        return asdict(self)
 
 
 Side = tuple[Generation, Embedder]  # a generation and the model for its queries

@@ -137,7 +137,7 @@ def add(routes: APIRouter, executors: Executors) -> None:
             "switch": partial(service.generations.switch, name, body.number, force=body.force),
             "rollback": partial(service.generations.rollback, name),
         }
-        return Json((await executors.run(work[body.action])).as_dict())
+        return Json(await executors.run(work[body.action]))
 
     @routes.get(_QUARANTINE, response_model=list[EntryBody])
     async def quarantine(request: Request, name: str, limit: Annotated[int, Query(ge=1, le=10_000)] = 1000) -> Response:

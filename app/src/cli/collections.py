@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import asdict
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -297,8 +298,8 @@ def generations(  # noqa: PLR0913 - a verb has as many parameters as options
                 return interrupted.code
             return FAILED if report.paused or report.stopped else OK
         if compare:
-            compared = service.generations.compare(name, number, texts, sample).as_dict()
-            output.data(compared, f"{name}: compared", _COMPARED, json=json)
+            compared = service.generations.compare(name, number, texts, sample)
+            output.data(asdict(compared), f"{name}: compared", _COMPARED, json=json)
         elif drop:
             assert number is not None
             service.generations.drop(name, number)
@@ -306,7 +307,7 @@ def generations(  # noqa: PLR0913 - a verb has as many parameters as options
         elif switch or rollback:
             chosen = service.generations
             switched = chosen.rollback(name) if rollback else chosen.switch(name, number, force=force)
-            output.data(switched.as_dict(), f"{name}: switched", ("generation", "retired"), json=json)
+            output.data(asdict(switched), f"{name}: switched", ("generation", "retired"), json=json)
             output.notes(name, switched.notes)
         else:
             rows = service.generations.shown(name)
