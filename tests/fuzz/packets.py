@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 HANDSHAKE_SIZE = 14
 HEADER_SIZE = 32
 _LENGTH_AT, _SEGMENTS_AT, _OPTIONS_AT = 12, 20, 22
-_PARTS_AT, _MESSAGE_AT, _COMMIT_AT = 40, 45, 46
+_PARTS_AT, _MESSAGE_AT, COMMIT_AT = 40, 45, 46
 _LONGEST = 256 * 1024 * 1024
 EXECUTE_DIRECT, PREPARE, AUTHENTICATE, CONNECT, COMMIT, DISCONNECT = 2, 3, 65, 66, 67, 77
 _COMMAND_PART = 3
@@ -86,7 +86,7 @@ def may_commit(packet: bytes, known: frozenset[bytes]) -> bool:
     """Whether a server could rightly commit something because of `packet`: a COMMIT, autocommit, or a statement that
     nobody wrote (`known` are those of the recording; none of them commits by itself)."""
     kind = message_type(packet)
-    if kind == COMMIT or len(packet) <= _COMMIT_AT or packet[_COMMIT_AT]:
+    if kind == COMMIT or len(packet) <= COMMIT_AT or packet[COMMIT_AT]:
         return True
     return kind in (EXECUTE_DIRECT, PREPARE) and command(packet) not in known
 

@@ -82,6 +82,10 @@ class Target:
         cursor.execute("SELECT COUNT(*), SUM(K), MAX(N) FROM FUZZED")
         return list(map(tuple, cursor.fetchall()))
 
+    def restore(self) -> None:
+        """Delete the rows that an example committed, so that the next one starts from the same state."""
+        self.neighbour.cursor().execute("DELETE FROM FUZZED WHERE K <> -1")
+
     def check_settled(self) -> None:
         """Threads and descriptors are those of a server at rest again."""
         wait_until(self._is_settled, lambda: f"{self._counts()} threads, files; at rest {self.quiet}")

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from emulator_wire import HANDSHAKE, Proof, fields, request_packet
 from hana_emulator.testing import running
 from tests.fuzz import packets, recordings
-from tests.fuzz.packets import Change, changes, damaged, damages, may_commit
+from tests.fuzz.packets import COMMIT_AT, Change, changes, damaged, damages, may_commit
 from tests.fuzz.served import Target, attacked, converse
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="counts threads and files under /proc")
@@ -70,7 +70,8 @@ def attack(
 
 
 def fight(attack: Attacked, session: list[bytes]) -> None:
-    """One client sends a session that may be anything; then all must be as it was."""
+    """One client sends a session that may be anything; then all must be as it was. Rows that it rightly committed, by a
+    flag or statement of the damage, are deleted."""
     target = attack.target
     before = target.committed()
     client = target.login()
@@ -80,6 +81,7 @@ def fight(attack: Attacked, session: list[bytes]) -> None:
     target.check_settled()
     if not any(may_commit(request, attack.known) for request in whole):
         assert target.committed() == before, "something was committed that nobody committed"
+    target.restore()
 
 
 def test_undamaged_sessions_leave_nothing_behind(attack: Attacked) -> None:
@@ -89,6 +91,12 @@ def test_undamaged_sessions_leave_nothing_behind(attack: Attacked) -> None:
         with client.socket:
             assert len(converse(client, session)) == len(session)
         attack.target.check_settled()
+    assert attack.target.committed() == [(1, -1, "untouched")]
+
+
+def test_rows_of_a_session_damaged_to_commit_are_deleted(attack: Attacked) -> None:
+    session = attack.recorded["types"]
+    fight(attack, damaged(session, [("flip", packet, COMMIT_AT, 1) for packet in range(len(session))]))
     assert attack.target.committed() == [(1, -1, "untouched")]
 
 
