@@ -67,6 +67,8 @@ def test_a_prepared_query_tells_the_driver_its_new_columns(client: Any, emulator
         assert [column[0] for column in cursor.description] == ["K", "N", "X"]
         run(client, "ALTER TABLE T ALTER (N NVARCHAR(9))")
         assert again() == [(1, "5", "x")]
+        run(client, "ALTER TABLE T ALTER (K NVARCHAR(9))")
+        assert again() == [("1", "5", "x")]
 
 
 def test_commands_of_the_server_can_be_prepared(client: Any, emulator: Emulator) -> None:

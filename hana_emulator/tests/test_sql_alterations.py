@@ -10,6 +10,7 @@ import pytest
 from emulator_sql import Sql, vector
 from hana_emulator.errors import HanaError
 from hana_emulator.sql.database import Database
+from hana_emulator.sql.storage.writer import Writer
 
 
 def with_table(sql: Sql) -> Sql:
@@ -221,6 +222,55 @@ def test_prepared_before_and_run_after(
     with pytest.raises(HanaError) as caught:
         other.session.execute(statement, [row], autocommit=True)
     assert caught.value.code == code
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "value", "code"),
+    [
+        ("INTEGER", "NVARCHAR(9)", 7, 0),
+        ("NVARCHAR(9)", "INTEGER", "7", 0),
+        ("NVARCHAR(9)", "INTEGER", "x", 339),
+        ("DECIMAL(9,2)", "DOUBLE", "7.25", 0),
+        ("DATE", "TIMESTAMP", "2024-02-29", 0),
+        ("BOOLEAN", "NVARCHAR(9)", 1, 0),
+        ("VARBINARY(9)", "NVARCHAR(9)", b"a", 0),
+    ],
+)
+def test_a_parameter_prepared_for_another_type(
+    sql: Sql, other: Sql, before: str, after: str, value: Any, code: int
+) -> None:
+    """It is converted like the rows, or rejected, where it is compared and where it is written."""
+    sql.run(f"CREATE TABLE T (K INTEGER, N {before})")
+    insert, query = (
+        other.prepare("INSERT INTO T VALUES (?, ?)"),
+        other.prepare("SELECT K FROM T WHERE N = ? ORDER BY K"),
+    )
+    other.session.execute(insert, [(1, None if code else value)], autocommit=True)
+    sql.run(f"ALTER TABLE T ALTER (N {after})")
+    if code:
+        for statement, row in ((insert, (2, value)), (query, (value,))):
+            with pytest.raises(HanaError) as caught:
+                other.session.execute(statement, [row], autocommit=True)
+            assert caught.value.code == code
+        return
+    other.session.execute(insert, [(2, value), (3, None)], autocommit=True, batch=True)
+    found = other.session.execute(query, [(value,)], autocommit=True).rows
+    assert [tuple(each) for each in found or ()] == [(1,), (2,)]
+
+
+def test_a_type_that_changes_while_a_write_waits(sql: Sql, other: Sql, monkeypatch: pytest.MonkeyPatch) -> None:
+    sql.run("CREATE TABLE T (N BOOLEAN)")
+    run = Writer.run
+
+    def waiting(writer: Writer, *arguments: Any, **options: Any) -> Any:
+        monkeypatch.setattr(Writer, "run", run)
+        sql.run("ALTER TABLE T ALTER (N NVARCHAR(9))")
+        return run(writer, *arguments, **options)
+
+    statement = other.prepare("INSERT INTO T VALUES (?)")
+    monkeypatch.setattr(Writer, "run", waiting)
+    other.session.execute(statement, [(1,)], autocommit=True)
+    assert sql.column("SELECT N FROM T") == ["TRUE"]
 
 
 # --- CREATE TABLE LIKE and AS, IF EXISTS ------------------------------------------------------------------------------

@@ -23,7 +23,9 @@ from hana_emulator.sql.language.names import quoted_key
 from hana_emulator.sql.language.reader import Name
 from hana_emulator.sql.planner import ControlPlan, DefinitionPlan, Prepared, QueryPlan
 from hana_emulator.sql.query import search
+from hana_emulator.sql.query.coercion import coerce
 from hana_emulator.sql.query.locking import ResultRow
+from hana_emulator.sql.query.scope import Bound
 from hana_emulator.sql.query.writes import Step, WritePlan
 from hana_emulator.sql.storage import failures, word_index
 from hana_emulator.sql.storage.changes import install_triggers
@@ -97,6 +99,7 @@ class Session:
                 raise HanaError(2, "general error: a statement runs for at least one row of parameters")
             if any(len(row) != len(prepared.parameters) for row in rows):
                 raise HanaError(2, f"general error: the statement takes {len(prepared.parameters)} parameters")
+            rows = self._converted(rows, statement, prepared)
             plan = prepared.plan
             # READ ONLY allows "only read operations with SELECT" (SAP HANA SQL reference, SET TRANSACTION). HanaError 7
             # is this emulator's choice; HANA's code is unknown.
@@ -187,6 +190,19 @@ class Session:
             return statement
         schema = statement.schema if isinstance(statement, Prepared) else self.context.schema
         return self._permitted(self._database.prepare(statement.sql, schema, self.connection_id))
+
+    def _converted(self, rows: Sequence[StorageRow], old: Statement, new: Statement) -> Sequence[StorageRow]:
+        """Convert rows for the parameters of `old` to the types that a change of structure gave them in `new`. Raises
+        HanaError 266 or that of a value that does not convert."""
+        converted = rows
+        for place, (before, after) in enumerate(zip(old.parameters, new.parameters, strict=True)):
+            if before.type != after.type:
+                sql = f"SELECT {coerce(Bound('?1', before.type), after.type).sql}"
+                converted = [
+                    (*row[:place], *self._connection.execute(sql, (row[place],)).fetchone(), *row[place + 1 :])
+                    for row in converted
+                ]
+        return converted
 
     def _permitted(self, prepared: Prepared) -> Prepared:
         """Check privileges; raises HanaError 258. Users share plans, so each execution is checked. A change of
@@ -326,12 +342,14 @@ class Session:
 
     # ---------------------------------------------------------------------------------------------------- writing
 
-    def _write(self, statement: Statement, rows: Sequence[StorageRow], *, autocommit: bool, batch: bool) -> Outcome:
+    def _write(self, statement: Statement, decoded: Sequence[StorageRow], *, autocommit: bool, batch: bool) -> Outcome:
         """Run a write, planned again for each attempt if a definition was committed."""
 
         def attempt(transaction: Transaction) -> Outcome:
-            plan = self._current(statement).plan
+            current = self._current(statement)
+            plan = current.plan
             assert isinstance(plan, WritePlan)
+            rows = self._converted(decoded, statement, current)
             table = plan.table.table_key
             self._filled_temporary |= plan.table.is_shared_by_sessions
 
