@@ -170,7 +170,7 @@ def test_an_interrupted_load_is_made_anew() -> None:
         run(connection, "DELETE FROM SAPDEMO.QMEL")
         run(connection, "DROP TABLE SAPDEMO.KNA1")
         load(made)
-        counts = [select(connection, f"SELECT COUNT(*) FROM SAPDEMO.{table.name}")[0][0] for table in TABLES]
+        counts = [select(connection, f'SELECT COUNT(*) FROM SAPDEMO."{table.name}"')[0][0] for table in TABLES]
         assert counts == [len(all_rows().tables[table.name]) for table in TABLES]
         connection.close()
     finally:
@@ -191,7 +191,7 @@ def test_another_schema_is_created_when_it_is_missing() -> None:
 def test_every_row_arrives_as_it_was_generated(connection: SqlConnection, rows: Rows) -> None:
     for table in TABLES:
         columns = ", ".join(f'"{name}"' for name in table.fields)
-        stored = select(connection, f"SELECT {columns} FROM SAPDEMO.{table.name}")
+        stored = select(connection, f'SELECT {columns} FROM SAPDEMO."{table.name}"')
         assert sorted(map(repr, stored)) == sorted(map(repr, rows.tables[table.name]))
 
 

@@ -1,20 +1,30 @@
-"""docs/hana.md: the walk with a model of HANA runs as it stands there, on the emulator."""
+"""docs/hana.md: its walks run as they stand there, on the emulator with its sample tables."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from app.src.cli import app
-from hana_emulator.testing import running
+from hana_emulator.testing import Emulator, running
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs/hana.md").read_text(encoding="utf-8")
+OwlSap = Callable[..., Result]
+LOCAL = """
+[store]
+kind = "local"
+path = "store"
+[embedding]
+model = "hash:32"
+"""
 
 
 def block(name: str) -> str:
@@ -23,22 +33,79 @@ def block(name: str) -> str:
     return str(found)
 
 
-def test_a_collection_with_a_model_of_hana(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "owl-sap.toml").write_text(block("settings"), encoding="utf-8")
+def execute(emulator: Emulator, *statements: str) -> None:
+    with closing(emulator.connect(autocommit=True)) as connection:
+        for statement in statements:
+            connection.cursor().execute(statement)
+
+
+@pytest.fixture(scope="module")
+def sample() -> Iterator[Emulator]:
+    with running("--sample") as emulator:
+        yield emulator
+
+
+@pytest.fixture
+def owl_sap(sample: Emulator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> OwlSap:
+    """`owl-sap` in an empty folder, on the emulator; it must end with 0."""
     monkeypatch.chdir(tmp_path)
     for name in os.environ:
         if name.startswith(("HANA_", "OWL_SAP_")):
             monkeypatch.delenv(name)
     monkeypatch.setenv("HANA_ENCRYPT", "false")
-    with running("--sample") as emulator:
-        for name in ("host", "port", "user", "password"):
-            monkeypatch.setenv(f"HANA_{name.upper()}", str(getattr(emulator, name)))
-        with closing(emulator.connect(autocommit=True)) as connection:
-            connection.cursor().execute('CREATE SCHEMA "VECTORS"')
-        commands = [line.partition("#")[0].strip() for line in block("walk").splitlines()]
-        assert len(commands) == 5
-        for command in commands:
-            program, *arguments = re.findall(r'"[^"]*"|\S+', command)
-            assert program == "owl-sap"
-            done = CliRunner().invoke(app, [argument.strip('"') for argument in arguments])
-            assert done.exit_code == 0, (command, done.output)
+    for name in ("host", "port", "user", "password"):
+        monkeypatch.setenv(f"HANA_{name.upper()}", str(getattr(sample, name)))
+
+    def run(*arguments: str) -> Result:
+        done = CliRunner().invoke(app, arguments)
+        assert done.exit_code == 0, (arguments, done.output)
+        return done
+
+    return run
+
+
+def walk(owl_sap: OwlSap, name: str) -> dict[str, str]:
+    """Run the commands of a block; return their outputs by verb."""
+    outputs = {}
+    for line in block(name).splitlines():
+        program, *arguments = re.findall(r'"[^"]*"|\S+', line.partition("#")[0])
+        assert program == "owl-sap"
+        outputs[arguments[0]] = owl_sap(*(argument.strip('"') for argument in arguments)).output
+    return outputs
+
+
+def test_collections_with_models_of_hana_and_of_a_remote_source(sample: Emulator, owl_sap: OwlSap) -> None:
+    execute(sample, 'CREATE SCHEMA "VECTORS"')
+    settings = Path("owl-sap.toml")
+    settings.write_text(block("settings"), encoding="utf-8")
+    outputs = walk(owl_sap, "walk")
+    assert list(outputs) == ["doctor", "plan", "sync", "verify", "search"]
+    assert "SENDS TEXTS AWAY" not in outputs["doctor"]
+    remote = re.sub(r'^model = "hana:.*?\n', block("remote settings"), block("settings"), flags=re.M)
+    assert "remote_source" in remote
+    settings.write_text(remote, encoding="utf-8")
+    outputs = walk(owl_sap, "remote walk")
+    assert list(outputs) == ["doctor", "plan", "sync", "generations", "verify", "search"]
+    assert "SENDS TEXTS AWAY" in outputs["doctor"]
+    assert "AI_CORE" in outputs["doctor"]
+    (row,) = json.loads(owl_sap("status", "--json").stdout)
+    assert row["model"].startswith("hana:text-embedding-3-small@")
+
+
+def test_changes_by_delta_tables(sample: Emulator, owl_sap: OwlSap) -> None:
+    _, walk = PAGE.split("<!-- tested: delta -->")
+    (settings,) = re.findall(r"```toml\n(.*?)```", walk, re.S)
+    (changes,) = re.findall(r"```sql\n(.*?)```", walk, re.S)
+    Path("owl-sap.toml").write_text(LOCAL + settings, encoding="utf-8")
+    assert "no full comparison has finished yet" in owl_sap("plan", "suppliers").stderr
+    first = json.loads(owl_sap("sync", "--all", "--json").stdout)
+    assert [(run["method"], run["upserted"], run["complete"]) for run in first] == [("full", 3, True)] * 2
+    execute(sample, *re.findall(r"^(.*);$", changes, re.M))
+    assert "change detection: delta table\n" in owl_sap("plan", "suppliers").stderr
+    (command,) = re.findall(r"`owl-sap (sync --all --max.*?)`", walk)
+    second = json.loads(owl_sap(*command.split(), "--json").stdout)
+    found = [(run["method"], run["read"], run["upserted"], run["deleted"]) for run in second]
+    assert found == [("delta", 1, 1, 1)] * 2
+    for table, key in (("SUPPLIERS", ["ID"]), ("T001W", ["MANDT", "WERKS"])):
+        proposed = json.loads(owl_sap("introspect", f"SAPDEMO.{table}", "--json").stdout)
+        assert (proposed["key"], proposed["changes"]["method"]) == (key, "delta")

@@ -1,4 +1,4 @@
-"""SAP-like sample tables: materials, notifications and customers of a soft drink producer.
+"""SAP-like sample tables of a soft drink producer: materials, notifications, customers, and two with their changes.
 
 `load` writes them through the interface in `seam.py`, as the wire side does.
 """

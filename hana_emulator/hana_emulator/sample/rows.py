@@ -47,6 +47,7 @@ def generate() -> Rows:
         client = TEST if number % 6 == 5 else PRODUCTIVE
         address = (street, postal, city, country, phone, language)
         rows.add("KNA1", (client, f"{100_001 + number:010d}", name, second, *address, dats(_day(random))))
+    _changes(rows)
     for table, texts in tomllib.loads(text("codes.toml")).items():
         of_clients = [()] if table == "T002T" else [(PRODUCTIVE,), (SISTER,)]
         for code, names in texts.items():
@@ -136,6 +137,23 @@ def _plant(rows: Rows, random: Random, pools: dict[str, Any], client: str, first
         last = (dats(day), clock, due, random.choice(_USERS))
         head = (kind, story["short"], long_text.strip(), story["prio"], equipment, place)
         rows.add("QMEL", (client, f"{number:012d}", *head, *last))
+
+
+# ------------------------------------------------------------------------------------------- rows with their changes
+
+
+def _changes(rows: Rows) -> None:
+    """A table that Datasphere keeps, and one that SDI keeps. Each has rows marked as deleted."""
+    moment = "2024-02-29 06:00:00.0000000"
+    suppliers = (("1", "Pumps and valves", "I"), ("2", "Office chairs", "I"), ("3", "Brown and green bottles", "U"))
+    rows.add("SUPPLIERS_Delta", *((*supplier, moment) for supplier in (*suppliers, ("4", "Labels and glue", "D"))))
+    rows.add(
+        "T001W",
+        (PRODUCTIVE, "1000", "Bottling plant", "Walldorf", None, None),
+        (PRODUCTIVE, "1100", "Syrup kitchen", "Köln", None, None),
+        (PRODUCTIVE, "1200", "Mineral spring", "Lyon", "U", moment),
+        (PRODUCTIVE, "1300", "Old brewery", "Leeds", "D", moment),
+    )
 
 
 # --------------------------------------------------------------------------------------------------------- customers

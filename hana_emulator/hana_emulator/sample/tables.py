@@ -1,4 +1,4 @@
-"""The sample tables as SQL, with SAP's names, types, key order and comments, and a view of material texts."""
+"""The sample tables as SQL with SAP's names, types, key order and comments; views of material texts and suppliers."""
 
 from __future__ import annotations
 
@@ -156,10 +156,37 @@ CODE_TEXTS = (
         {"SPRAS": _LANGUAGE, "SPRSL": Field("NVARCHAR(1)", "Language"), "SPTXT": Field("NVARCHAR(16)", "Name")},
     ),
 )
-TABLES = (MARA, MAKT, MATERIAL_TEXT, QMEL, KNA1, *CODE_TEXTS)
+SUPPLIERS_DELTA = Table(
+    "SUPPLIERS_Delta",
+    "Suppliers with their changes, as SAP Datasphere keeps a local table with delta capture",
+    1,
+    {
+        "ID": Field("NVARCHAR(10)", "Supplier"),
+        "NAME": Field("NVARCHAR(80)", "Name"),
+        "Change_Type": Field("NVARCHAR(1)", "Type of the last change"),
+        "Change_Date": Field("TIMESTAMP", "Time of the last change"),
+    },
+)
+T001W = Table(
+    "T001W",
+    "Plants, as a remote subscription of SDI of type UPSERT keeps them",
+    2,
+    {
+        "MANDT": _CLIENT,
+        "WERKS": Field("NVARCHAR(4)", "Plant"),
+        "NAME1": Field("NVARCHAR(30)", "Name"),
+        "ORT01": Field("NVARCHAR(25)", "City"),
+        "SDI_CHANGE_TYPE": Field("VARCHAR(2)", "Type of the last change; NULL since the initial load"),
+        "SDI_CHANGE_TIME": Field("TIMESTAMP", "Time of the last change"),
+    },
+)
+TABLES = (MARA, MAKT, MATERIAL_TEXT, QMEL, KNA1, *CODE_TEXTS, SUPPLIERS_DELTA, T001W)
 
 VIEW = "V_MATERIALS"
 VIEW_STATEMENTS = (
+    'CREATE OR REPLACE VIEW "SUPPLIERS" AS SELECT "ID", "NAME" FROM "SUPPLIERS_Delta" '
+    "WHERE \"Change_Type\" NOT IN ('D', 'X')",
+    "COMMENT ON VIEW \"SUPPLIERS\" IS 'Suppliers: the active records of SUPPLIERS_Delta'",
     f'CREATE VIEW "{VIEW}" AS SELECT m."MANDT", m."MATNR", t."SPRAS", m."MTART", m."MATKL", m."MEINS", m."BRGEW", '
     'm."GEWEI", m."STPRS", m."WAERS", m."ERSDA", m."LAEDA", t."MAKTX", x."LTEXT" FROM "MARA" m '
     'INNER JOIN "MAKT" t ON t."MANDT" = m."MANDT" AND t."MATNR" = m."MATNR" '
