@@ -7,6 +7,7 @@ or rejected pass through this process, as in any other run.
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 
 from connector import failpoints
 from connector.document.document import Renderer
@@ -66,14 +67,15 @@ class InDatabaseRun(Run):
     def _read(self) -> None:
         size, total = self._options.page_rows, self._ends.source.count(self._renderer.query)
         for within in self._rows.ranges(size, total):
-            self._pipeline.check()
-            self._range(within)
-            self._task.watch.progress(self._report.read, total)
-            if self._task.watch.stop():
-                self._report.stopped = True
-                return
+            for _ in self._range(within):
+                self._pipeline.check()
+                self._task.watch.progress(self._report.read, total)
+                if self._task.watch.stop():
+                    self._report.stopped = True
+                    return
 
-    def _range(self, within: KeyRange) -> None:
+    def _range(self, within: KeyRange) -> Iterator[None]:
+        """Bring a range up to date, and yield after each transaction."""
         report, writer = self._report, self._writer
         with self._clock("read"):
             found = self._rows.compare(within)
@@ -82,6 +84,7 @@ class InDatabaseRun(Run):
             for page in self._ends.source.pages(self._renderer.query, self._options.page_rows, within):
                 self._batch(Batch(page))
                 self._flush()
+                yield
             return
         report.read += found.same + found.blank
         report.unchanged += found.same
@@ -95,12 +98,13 @@ class InDatabaseRun(Run):
                 failpoints.reach("before_apply")
                 try:
                     with self._clock("apply"):
-                        embedded, described = self._rows.write(self._lease, part)
+                        embedded, described = self._rows.write(self._lease, part, found)
                 except (Overloaded, RowRejected, StatementFailed):  # write them alone, to learn which row it is
-                    ours = ["ours", "embed", "meta"]
+                    ours = ["ours", "new", "changed", "meta"]
                 else:
                     failpoints.reach("after_apply")
-                    writer.adapt(embedded, time.monotonic() - began)
+                    if embedded:
+                        writer.adapt(embedded, time.monotonic() - began)
                     to_embed -= embedded
                     self._embedded += embedded
                     report.upserted += embedded + described
@@ -110,6 +114,10 @@ class InDatabaseRun(Run):
                     batch = Batch(self._ends.source.rows(self._renderer.query, keys))
                 self._batch(batch)
                 self._flush()
+            yield
+
+    def _note(self, id_: str, digest: bytes | None) -> None:
+        """Record nothing: each key comes once, and a record per row would cost memory."""
 
     def _remove_blank(self, id_: str, position: int) -> None:
         """Leave it to the end, where HANA counts all blank rows."""

@@ -380,6 +380,9 @@ class Run:
             report.paused = "max_deletes"
         elif gone or emptied:
             ordered = ids()
+            if len(ordered) > max(gone + emptied, limit):  # the source lost rows after they were counted
+                report.to_delete, report.paused = len(ordered), "max_deletes"
+                return
             for start in range(0, len(ordered), size):
                 self._writer.remove(ordered[start : start + size])
                 failpoints.reach("mid_delete")

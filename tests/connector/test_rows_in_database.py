@@ -14,12 +14,13 @@ from connector.errors import ConnectionLost, LeaseLost, NoKey, StatementFailed
 from connector.hana.connection import HanaPool, Session
 from connector.hana.source import HanaSource
 from connector.model import ChangeSpec, TableRef
+from connector.stores.hana.in_database import RowsInDatabase
 from connector.stores.hana.store import HanaStore
 from connector.sync import apply, run
 from connector.sync.plan import plan
-from connector.sync.run import Ends
+from connector.sync.run import Ends, sync
 from connector.sync.verify import verify
-from tests.connector.test_hana_embedding import ROWS, Scene, change, scene_in
+from tests.connector.test_hana_embedding import ANY, ROWS, Scene, change, scene_in
 from tests.native import login, native  # noqa: F401 - the fixture
 
 SRC, STORED = '"NATIVE"."SRC"', '"NATIVE"."OWL_NATIVE_G1"'
@@ -158,6 +159,48 @@ def test_too_many_deletions_pause_it(scene):
     assert len(scene.stored()) == 5
 
 
+def test_rows_that_leave_while_deletions_are_counted_are_not_deleted_beyond_the_limit(scene, monkeypatch):
+    scene.sync()
+    scene.run(f'DELETE FROM {SRC} WHERE "K" = 1')
+    real = RowsInDatabase.unwanted_ids
+
+    def emptied(self):  # a job that reloads the table
+        scene.run(f"DELETE FROM {SRC}")
+        return real(self)
+
+    monkeypatch.setattr(RowsInDatabase, "unwanted_ids", emptied)
+    report = scene.sync(max_deletes=0.2)
+    assert (report.paused, report.to_delete, report.deleted) == ("max_deletes", ROWS, 0)
+    assert len(scene.stored()) == ROWS
+
+
+def test_a_row_that_changes_within_a_transaction_is_stored_once(scene, monkeypatch):
+    scene.sync()
+    change(scene, 3, "another pump")
+    real, records = Session.execute, f'SELECT COUNT(*), COUNT(DISTINCT "SRC_KEY") FROM {STORED}'
+
+    def execute(self, sql, *rest, **more):
+        done = real(self, sql, *rest, **more)
+        if sql.startswith(f"DELETE FROM {STORED}"):
+            change(scene, 4, "changed after the DELETE")
+        return done
+
+    monkeypatch.setattr(Session, "execute", execute)
+    assert counts(scene.sync()) == (0, 1, ROWS - 1, 0, 0, 0)
+    assert scene.run(records) == [(ROWS, ROWS)]
+    assert counts(scene.sync()) == (0, 1, ROWS - 1, 0, 0, 0)
+    assert verify(scene.spec, scene.ends).ok
+
+
+def test_a_stop_ends_a_range_after_a_transaction(scene, monkeypatch):
+    monkeypatch.setattr(apply, "FIRST_EMBEDDED", 4)
+    scene.sent.clear()
+    report = sync(scene.spec, scene.ends, ANY, stop=lambda: any("VECTOR_EMBEDDING" in sql for sql in scene.sent))
+    assert (report.stopped, report.upserted, len(scene.stored())) == (True, 4, 4)
+    assert not [sql for sql in scene.sent if sql.startswith(("MERGE", "DELETE FROM " + STORED))], "nothing to replace"
+    assert counts(scene.sync()) == (0, ROWS - 4, 4, 0, 0, 0)
+
+
 def test_transactions_are_bounded_and_grow(scene, monkeypatch):
     monkeypatch.setattr(apply, "FIRST_EMBEDDED", 2)
     monkeypatch.setattr(apply, "GROW_AFTER", 2)
@@ -227,6 +270,14 @@ def test_a_key_that_is_not_unique_is_refused(scene):
     scene.spec = replace(scene.spec, source=TableRef("NATIVE", "V"), key=("K",))
     with pytest.raises(NoKey, match="does not identify"):
         scene.sync()
+    scene.run('CREATE TABLE "NATIVE"."D" ("K" INTEGER, "TXT" NVARCHAR(20), "GRP" NVARCHAR(3))')
+    scene.run("""INSERT INTO "NATIVE"."D" VALUES (1, 'a pump', NULL)""")
+    scene.spec = replace(scene.spec, source=TableRef("NATIVE", "D"))
+    assert scene.sync().upserted == 1
+    scene.run("""INSERT INTO "NATIVE"."D" VALUES (1, 'another text', NULL)""")
+    with pytest.raises(NoKey, match="does not identify"):
+        scene.sync()
+    assert [record.text for record in scene.stored().values()] == ["a pump"]
 
 
 @pytest.mark.parametrize(

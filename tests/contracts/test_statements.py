@@ -373,6 +373,11 @@ def hanas_own_models(pool: HanaPool, hana: Any, schema: str) -> None:
             with ends.store.lease(name, "test", 5) as lease:  # a row that passes through this process
                 ends.store.apply(lease, ChangeSet(quarantined=[QuarantinedRow('["0",8]', "embed", "for the test")]))
             hana.cursor().execute("""UPDATE "SRC" SET "TXT" = ' ' WHERE "B" = 7""")
+            hana.cursor().execute(f"""UPDATE "SRC" SET "TXT" = '{name}' WHERE "B" = 6""")
+            other = f"""HEXTOBIN(LEFT(BINTOHEX("CONTENT_HASH"), 16)||'{"0" * 48}')"""  # of metadata
+            hana.cursor().execute(
+                f"""UPDATE "OWL_{name.upper()}_G1" SET "CONTENT_HASH" = {other} WHERE "CHUNK_NO" = 0"""
+            )
             hana.commit()
             sync(spec, ends, replace(options, page_rows=5))
             hana.cursor().execute("""UPDATE "SRC" SET "TXT" = 'text 7' WHERE "B" = 7""")

@@ -20,24 +20,29 @@ from connector.stores.state import Session
 # This module formats only quoted identifiers, constants and the expressions of `SqlRows` into SQL; values are bound.
 # ruff: noqa: S608
 
-State = Literal["ours", "blank", "embed", "meta", "same"]
+State = Literal["ours", "blank", "new", "changed", "meta", "same"]
 _DOING = "comparing rows in HANA"
 
 
 @dataclass(frozen=True, slots=True)
 class Counts:
     """Rows by state. `ours`: only the renderer can finish it, or it is in quarantine. `blank`: its text is empty.
-    `embed`: not stored, or with another text. `meta`: stored with other metadata. `same`: unchanged."""
+    `new`: not stored. `changed`: stored with another text. `meta`: stored with other metadata. `same`: unchanged."""
 
     ours: int = 0
     blank: int = 0
-    embed: int = 0
+    new: int = 0
+    changed: int = 0
     meta: int = 0
     same: int = 0
 
     @property
     def rows(self) -> int:
         return self.ours + self.blank + self.embed + self.meta + self.same
+
+    @property
+    def embed(self) -> int:
+        return self.new + self.changed
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +78,8 @@ class RowsInDatabase:
     def compare(self, within: KeyRange) -> Counts:
         """Count the rows of a range by state. Raises NoKey if two rows have the same key."""
         sql, values = self._compared(within)
-        counted = f'SELECT "STATE", COUNT(*), COUNT(DISTINCT "SRC_KEY") FROM ({sql}) GROUP BY "STATE"'
+        by_key = f'SELECT MAX("STATE") AS "STATE", COUNT(*) AS "ROWS" FROM ({sql}) GROUP BY "SRC_KEY"'
+        counted = f'SELECT "STATE", SUM("ROWS"), COUNT(*) FROM ({by_key}) GROUP BY "STATE"'
         found = self.pool.read(counted, values, doing=_DOING)
         if any(rows != keys for _, rows, keys in found):
             query = self.rows.renderer.query
@@ -86,18 +92,21 @@ class RowsInDatabase:
         names = ", ".join(f'"K{place}"' for place in range(len(self.rows.renderer.key)))
         return [tuple(row) for row in with_bytes(self.pool.read(f"SELECT {names} FROM ({sql})", values, doing=_DOING))]
 
-    def write(self, lease: Lease, within: KeyRange) -> tuple[int, int]:
-        """Embed the rows of a range in state `embed`, and replace the metadata of those in `meta`, in one transaction.
-        Return the numbers of rows. Raises LeaseLost after a takeover, RowRejected for a text without a vector."""
-        changed, values = self._compared(within, ("meta",))
+    def write(self, lease: Lease, within: KeyRange, found: Counts) -> tuple[int, int]:
+        """Embed the rows of a range that are new or have another text, and replace the metadata of those in `meta`, in
+        one transaction. Return the numbers of rows. `found`: states without rows take no statement. Raises LeaseLost
+        after a takeover, RowRejected for a text without a vector."""
+        described, meta_values = self._compared(within, ("meta",))
         merge = (
-            f'MERGE INTO {self.table} AS "OLD" USING ({changed}) AS "NEW" ON "OLD"."SRC_KEY" = "NEW"."SRC_KEY" '
+            f'MERGE INTO {self.table} AS "OLD" USING ({described}) AS "NEW" ON "OLD"."SRC_KEY" = "NEW"."SRC_KEY" '
             'WHEN MATCHED THEN UPDATE SET "VEC_META" = "NEW"."VEC_META", "CONTENT_HASH" = '
             f'HEXTOBIN("NEW"."HASH"||\'{"0" * 32}\'), "SYNCED_AT" = CURRENT_UTCTIMESTAMP'
         )
         vector = self.kept_in.of_real(embedding(self.model, '"VEC_TEXT"'))
-        fresh, fresh_values = self._compared(within, ("embed",))
-        delete = f'DELETE FROM {self.table} WHERE "SRC_KEY" IN (SELECT "SRC_KEY" FROM ({fresh}))'
+        changed, changed_values = self._compared(within, ("changed",))
+        delete = f'DELETE FROM {self.table} WHERE "SRC_KEY" IN (SELECT "SRC_KEY" FROM ({changed}))'
+        # Only rows that are not stored now: one that changes after the DELETE would otherwise be stored twice.
+        fresh, fresh_values = self._compared(within, ("new",))
         insert = (
             f'INSERT INTO {self.table} ("VEC_TEXT", "VEC_META", "VEC_VECTOR", "SRC_KEY", "CHUNK_NO", "CONTENT_HASH", '
             f'"MODEL_ID", "SYNCED_AT") SELECT "VEC_TEXT", "VEC_META", {vector}, "SRC_KEY", 0, '
@@ -110,13 +119,16 @@ class RowsInDatabase:
 
         def work(session: Session) -> tuple[int, int]:
             self.check(session, lease)
-            described = session.execute(merge, values, doing="replacing metadata in HANA")
-            session.execute(delete, fresh_values, doing="removing what is replaced")
+            described = session.execute(merge, meta_values, doing="replacing metadata in HANA") if found.meta else 0
+            if found.changed:
+                session.execute(delete, changed_values, doing="removing what is replaced")
             failpoints.reach("mid_upsert")
-            given = (*parameters(self.model), self.stamp, *fresh_values)
-            embedded = session.execute(insert, given, doing="embedding rows in HANA")
-            if session.query(mute, ids_values, doing="looking for texts without a vector")[0][0]:
-                raise RowRejected("HANA's model gave no vector for a text")
+            embedded = 0
+            if found.embed:
+                given = (*parameters(self.model), self.stamp, *fresh_values)
+                embedded = session.execute(insert, given, doing="embedding rows in HANA")
+                if session.query(mute, ids_values, doing="looking for texts without a vector")[0][0]:
+                    raise RowRejected("HANA's model gave no vector for a text")
             self.check(session, lease)
             return embedded, described
 
@@ -165,8 +177,9 @@ class RowsInDatabase:
         state = (
             """CASE WHEN "R"."LARGE" = 1 OR "Q"."SRC_KEY" IS NOT NULL THEN 'ours' """
             """WHEN "R"."VEC_TEXT" = '' THEN 'blank' """
-            """WHEN COALESCE("C"."CHUNKS", 0) <> 1 OR COALESCE("C"."FIRST", -1) <> 0 """
-            """OR LEFT(COALESCE("C"."HASH", ''), 16) <> LEFT("R"."HASH", 16) THEN 'embed' """
+            """WHEN "C"."CHUNKS" IS NULL THEN 'new' """
+            """WHEN "C"."CHUNKS" <> 1 OR COALESCE("C"."FIRST", -1) <> 0 """
+            """OR LEFT(COALESCE("C"."HASH", ''), 16) <> LEFT("R"."HASH", 16) THEN 'changed' """
             """WHEN "C"."HASH" <> "R"."HASH" THEN 'meta' ELSE 'same' END"""
         )
         sql = (
