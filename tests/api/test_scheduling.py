@@ -119,7 +119,7 @@ def make(place: Place, clock: Clock) -> Iterator[Make]:
         jobs = Given(place(), JobOptions(2, look_seconds=0.01), clock)
         for name in schedules:
             jobs.works[name] = lambda run: {"request": dict(run.job.request)}
-        made.append((jobs, Scheduler(jobs, schedules, {"owner": "schedule"}, clock)))
+        made.append((jobs, Scheduler(jobs, schedules, clock)))
         made[-1][1].register()
         jobs.run()
         return made[-1]
@@ -237,7 +237,7 @@ def test_clocks_of_two_machines_that_differ_start_no_turn_twice(place: Place, cl
                 closing(Given(place(), JobOptions(2, look_seconds=0.01), lambda own=own: clock() + own()))  # type: ignore[misc]
             )
             jobs.works = dict.fromkeys("ab", lambda run: {})
-            schedulers.append(Scheduler(jobs, schedules, {}, lambda own=own: clock() + own()))  # type: ignore[misc]
+            schedulers.append(Scheduler(jobs, schedules, lambda own=own: clock() + own()))  # type: ignore[misc]
             schedulers[-1].register()
             jobs.run()
         for _ in range(15 * 6):
@@ -253,7 +253,7 @@ def test_clocks_of_two_machines_that_differ_start_no_turn_twice(place: Place, cl
 
 def test_a_full_queue_is_no_end_of_the_schedule(tmp_path: Path, clock: Clock) -> None:
     with closing(Given(tmp_path / "state", JobOptions(0, max_queued=1), clock)) as jobs:
-        scheduler = Scheduler(jobs, {"a": every("5m"), "b": every("5m")}, {}, clock)
+        scheduler = Scheduler(jobs, {"a": every("5m"), "b": every("5m")}, clock)
         scheduler.register()
         scheduler.look()
         assert [job.collection for job in jobs.all()] == ["a"]
@@ -306,7 +306,7 @@ def test_a_new_schedule_counts_from_when_it_is_seen(make: Make, clock: Clock) ->
 
 def test_looking_before_anybody_ran_them_makes_no_folder(tmp_path: Path, clock: Clock) -> None:
     with closing(Given(tmp_path / "state", clock=clock)) as jobs:
-        scheduler = Scheduler(jobs, {"a": cron("0 0 1 1 *"), "b": None}, {}, clock)
+        scheduler = Scheduler(jobs, {"a": cron("0 0 1 1 *"), "b": None}, clock)
         assert shown(scheduler.next_start("a") or 0) == "2027-01-01 00:00:00"
         assert scheduler.next_start("b") is None
         assert not (tmp_path / "state").exists()
@@ -317,7 +317,7 @@ def test_it_runs_beside_the_jobs_and_ends(tmp_path: Path) -> None:
     """With the real clock."""
     with closing(Given(tmp_path / "state", JobOptions(look_seconds=0.01))) as jobs:
         jobs.works["a"] = lambda run: {}
-        scheduler = Scheduler(jobs, {"a": every("1s")}, {})
+        scheduler = Scheduler(jobs, {"a": every("1s")})
         scheduler.register()
         jobs.run(look=scheduler.look)
         until(lambda: len(jobs.all()) >= 2)

@@ -65,12 +65,10 @@ class Scheduler:
         self,
         jobs: Jobs,
         schedules: Mapping[str, ScheduleSettings | None],
-        request: Mapping[str, Any],
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._jobs = jobs
         self._schedules = schedules
-        self._request = request
         self._clock = clock
 
     def next_start(self, collection: str) -> float | None:
@@ -100,7 +98,7 @@ class Scheduler:
                 due.append(next_start(schedule, turn, now))
                 if due[-1] <= now:
                     due[-1] = now + _BUSY_SECONDS
-                    if self._jobs.current(name) is None and self._jobs.add(name, "sync", self._request, turn):
+                    if self._jobs.current(name) is None and self._jobs.add(name, "sync", {"owner": "schedule"}, turn):
                         due[-1] = next_start(schedule, (turn[0], now), now)
             except (JobRunning, QueueFull):
                 pass
@@ -142,7 +140,7 @@ class Background:
             give_up_after=settings.sync.give_up_after,
         )
         self.jobs = Jobs(_records(parts, file), self._work, options, clock)
-        self.scheduler = Scheduler(self.jobs, self._schedules, {"owner": "schedule"}, clock)
+        self.scheduler = Scheduler(self.jobs, self._schedules, clock)
 
     def run(self, workers: int | None = None, *, schedules: bool, most: int = 0) -> None:
         """Run jobs, including those left by ended processes; with `schedules`, queue due syncs. `workers`: concurrent
