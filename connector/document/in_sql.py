@@ -7,7 +7,7 @@ metadata) are marked. Unpaired surrogates are not looked for.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from connector.document import values
@@ -28,6 +28,7 @@ _FLOATING_LENGTH = 34  # the catalogue's length of DECIMAL without a scale
 _CONTROL = r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]"  # as in `values.clean`
 # What `str.strip` removes, without the control characters, which are blanks by then.
 _BLANKS = "\t\n\r \x85\xa0\u1680" + "".join(map(chr, range(0x2000, 0x200B))) + "\u2028\u2029\u202f\u205f\u3000"
+_ESCAPES = (("\\", "\\\\"), ('"', '\\"'), ("\n", "\\n"), ("\r", "\\r"), ("\t", "\\t"))  # of a text after _CONTROL
 _LEAP = "[0-9]{2}(0[48]|[2468][048]|[13579][26])|(0[48]|[2468][048]|[13579][26])00"
 _DATE = (
     "^((?!0000)[0-9]{4}((0[1-9]|1[0-2])(0[1-9]|1[0-9]|2[0-8])|(0[13-9]|1[0-2])(29|30)|(0[13578]|1[02])31)|"
@@ -67,13 +68,18 @@ def compile_rows(renderer: Renderer, table: Table) -> SqlRows:
     for name in names:
         if columns[name].type_name == "DECIMAL" and columns[name].scale:
             raise ValueError(f"column {name!r} in the metadata is a DECIMAL with a scale")
+
+    def may_be_empty(column: Column) -> bool:
+        """NULL, also in a view, whose outer joins the catalogue may not know, or a blank text."""
+        return column.nullable or table.is_view or column.type_name in _TEXTS
+
     read = [columns[name] for name in dict.fromkeys((*template.columns, *names))]
     place = {column.name: number for number, column in enumerate(read)}
     cells = [each for column in read for each in _cells(column, place[column.name])]
     shown = [each for column in read for each in _shown(column, place[column.name])]
     members = sorted((name, _json(columns[column], place[column])) for column, name in names.items())
     meta = "||','||".join(f"""'"{name}":'||{value}""" for name, value in members)
-    text = _text(template, columns, place)
+    text = _text(template, [name for name in template.columns if may_be_empty(columns[name])], place)
     prefix, long = renderer.chunker.digest.hex().upper(), f'LENGTH("VEC_TEXT") > {renderer.chunker.max_tokens:d}'
     fitting = f"""CASE WHEN {long} THEN '' ELSE "VEC_TEXT" END"""
     small = f"""CASE WHEN LENGTH("VEC_META") > {LARGEST_META} THEN '' ELSE "VEC_META" END"""
@@ -117,7 +123,7 @@ def _shown(column: Column, place: int) -> list[str]:
     if column.type_name not in _TEXTS:
         sql = f"COALESCE({value}, '')"
         if column.type_name == "DECIMAL" and column.scale:
-            sql = f"RTRIM(RTRIM({sql}, '0'), '.')"
+            sql = f"CASE WHEN {value} LIKE '%.%' THEN RTRIM(RTRIM({value}, '0'), '.') ELSE {sql} END"
     elif values.is_dats(column):
         iso = f"LEFT({text}, 4)||'-'||SUBSTRING({text}, 5, 2)||'-'||RIGHT({text}, 2)"
         sql = f"CASE WHEN {text} = '00000000' THEN '' WHEN {text} LIKE_REGEXPR '{_DATE}' THEN {iso} ELSE {text} END"
@@ -140,35 +146,31 @@ def _json(column: Column, place: int) -> str:
     if column.type_name not in _TEXTS:
         return f"""COALESCE('"'||{value}||'"', 'null')"""
     if values.is_dats(column) or values.is_tims(column):
-        return f"""CASE WHEN "S{place}" = '' THEN 'null' ELSE '"'||{_escaped(f'"S{place}"')}||'"' END"""
-    return f"""COALESCE('"'||{_escaped(f"RTRIM({value}, ' ')")}||'"', 'null')"""
+        return f"""CASE WHEN "S{place}" = '' THEN 'null' ELSE '"'||{_escaped(f'"S{place}"', _ESCAPES)}||'"' END"""
+    return f"""COALESCE('"'||{_escaped(f"RTRIM({value}, ' ')", _ESCAPES)}||'"', 'null')"""
 
 
 def _key(column: Column) -> str:
-    """Return SQL for a key value as JSON. Raises ValueError."""
+    """Return SQL for a key value without control characters as JSON. Raises ValueError."""
     if column.type_name in _INTEGERS:
         return f"COALESCE(TO_NVARCHAR({quote(column.name)}), 'null')"
     if column.type_name in _TEXTS:
-        return f"""COALESCE('"'||{_escaped(quote(column.name))}||'"', 'null')"""
+        return f"""COALESCE('"'||{_escaped(quote(column.name), _ESCAPES[:2])}||'"', 'null')"""
     raise ValueError(f"the key column {column.name!r} is a {column.type_name}")
 
 
-def _escaped(sql: str) -> str:
-    """Return SQL that escapes a text without control characters, except line breaks and tabs, for JSON."""
-    for number, escape in ((92, "\\\\"), (34, '\\"'), (10, "\\n"), (13, "\\r"), (9, "\\t")):
-        sql = f"REPLACE({sql}, NCHAR({number}), '{escape}')"
+def _escaped(sql: str, escapes: Sequence[tuple[str, str]]) -> str:
+    """Return SQL that escapes a text for JSON."""
+    for char, escape in escapes:
+        sql = f"REPLACE({sql}, '{char}', '{escape}')"
     return sql
 
 
-def _text(template: Template, columns: Mapping[str, Column], place: Mapping[str, int]) -> str:
-    """Return SQL for the template's text: a variant for each combination of empty columns. Raises ValueError."""
+def _text(template: Template, optional: list[str], place: Mapping[str, int]) -> str:
+    """Return SQL for the template's text: a variant for each combination of empty `optional` columns. Raises
+    ValueError."""
     if not all(char.isprintable() or char in "\n\t" for literal in template.literals for char in literal):
         raise ValueError("the template contains control characters")
-    optional = [
-        name
-        for name in template.columns
-        if columns[name].nullable or columns[name].type_name in _TEXTS  # a text may be blank
-    ]
     if len(optional) > MOST_EMPTY:
         raise ValueError(
             f"the template has {len(optional)} columns that may be empty, at most {MOST_EMPTY} are compiled"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import closing
+from dataclasses import replace
 from datetime import date
 from decimal import Decimal
 from types import SimpleNamespace
@@ -112,6 +113,17 @@ def renderer_json(document) -> str:
     from connector.stores.records import metadata_text
 
     return metadata_text(document.metadata)
+
+
+def test_columns_of_a_view_may_be_empty_whatever_the_catalogue_says(place):
+    pool, cursor = place
+    cursor.execute('DELETE FROM "IN_SQL"."T"')
+    cursor.execute("""INSERT INTO "IN_SQL"."T" ("K", "L", "X", "I") VALUES (1, 'a', 'b', NULL)""")
+    renderer, table = renderer_of(pool, "{X}, weight: {I} kg", ())
+    columns = tuple(replace(column, nullable=False) for column in table.columns)
+    rows = compile_rows(renderer, replace(table, columns=columns, is_view=True))
+    ((_, _, _, text, *_),) = pool.read(rows.select(Statement(renderer.query)))
+    assert text == "b"
 
 
 @pytest.mark.parametrize(("text", "large"), [("x" * 254, 0), ("x" * 255, 1)])
