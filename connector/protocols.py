@@ -118,6 +118,8 @@ class Embedder(Protocol):
     """Changes whenever vectors change: model, weights, pooling, precision family, prompts."""
     max_tokens: int
     """The longest text in tokens, without special tokens and prompts."""
+    least_cosine: float
+    """The least cosine of two vectors of one text, computed in different batches or on different devices."""
 
     @property
     def database_model(self) -> DatabaseModel | None:

@@ -26,8 +26,6 @@ from connector.sync.schema import check_origin, other_key
 from connector.sync.stored_index import id_digest
 
 NORM_TOLERANCE = 1e-3
-COSINE_FLOOR = 0.999  # minimum cosine of a stored vector and its text embedded again; fp16 against fp32 stays above it
-INT8_FLOOR = 0.99  # of a model in int8, whose rounding depends on the other texts of a batch on some CPUs
 SAMPLE = 32
 
 
@@ -162,25 +160,24 @@ class _Audit:
         """Compare the vectors of sampled texts with those that the model gives now."""
         if not sample:
             return
-        if (model := self._ends.embedder.database_model) is not None:
+        embedder = self._ends.embedder
+        if (model := embedder.database_model) is not None:
             ids = [stored.record for _, stored in sample]
             cosines = self._ends.store.likeness(self._report.collection, ids, model)
             for record, stored in sample:
-                record.unlike_model = cosines.get(stored.record, 0.0) < COSINE_FLOOR
+                record.unlike_model = cosines.get(stored.record, 0.0) < embedder.least_cosine
             return
-        embed = self._ends.embedder.embed_documents
         try:
-            again = embed([stored.text or "" for _, stored in sample])
+            again = embedder.embed_documents([stored.text or "" for _, stored in sample])
         except TextsNotEmbeddable as error:
             for index in error.indices:
                 sample[index][0].unlike_model = True
             sample = [taken for taken in sample if not taken[0].unlike_model]
             if not sample:
                 return
-            again = embed([stored.text or "" for _, stored in sample])
-        floor = INT8_FLOOR if "/int8-" in self._ends.embedder.fingerprint else COSINE_FLOOR
+            again = embedder.embed_documents([stored.text or "" for _, stored in sample])
         for (record, stored), fresh in zip(sample, again, strict=True):
-            record.unlike_model = float(fresh @ stored.vector) < floor
+            record.unlike_model = float(fresh @ stored.vector) < embedder.least_cosine
 
     def _page(self, rows: Sequence[Row]) -> None:
         documents: dict[str, Document] = {}

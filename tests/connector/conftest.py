@@ -72,6 +72,7 @@ class WordEmbedder:
     dimension = 16
     model = "words"
     max_tokens = 8
+    least_cosine = 0.999
     database_model = None
 
     def __init__(self, fingerprint: str = "words-1") -> None:

@@ -37,6 +37,7 @@ from app.src.core.onnx_export.optimizer import (
     divided,
 )
 from app.src.core.onnx_export.serving import GraphOptions
+from app.src.service.wiring import EngineEmbedder
 from tests.core.test_int8 import needs_vnni
 
 pytestmark = needs_vnni
@@ -88,7 +89,9 @@ def test_a_good_graph_is_accepted_and_serves(folder: Path, options: GraphOptions
             assert (engine.path, engine.precision) == ("packed", "int8")
             assert "calibrated" in engine.path_reason
             assert done["reason"] in engine.precision_reason
-            assert np.isfinite(engine.embed(TEXTS[:9])).all()
+            together = engine.embed(TEXTS[:9])
+            alone = np.concatenate([engine.embed([text]) for text in TEXTS[:9]])
+            assert np.einsum("ij,ij->i", alone, together).min() >= EngineEmbedder(engine).least_cosine
             assert "/int8-" in engine.fingerprint
 
 

@@ -17,7 +17,7 @@ from app.src.service.wiring import EngineEmbedder
 from connector.model import CollectionSpec, TableRef, Vectors
 from connector.stores.local.store import LocalStore
 from connector.sync.run import Ends, sync
-from connector.sync.verify import COSINE_FLOOR, verify
+from connector.sync.verify import verify
 from tests.connector.conftest import MemorySource
 from tests.core.test_pytorch import ODD, mixed_lengths
 
@@ -56,7 +56,7 @@ def embedders() -> Iterator[Embedders]:
 def test_bf16_is_far_nearer_than_verify_asks(embedders: Embedders) -> None:
     exact, rounded = (embedders(precision).embed_documents(TEXTS) for precision in ("fp32", "bf16"))
     worst = 1 - float(np.einsum("ij,ij->i", exact, rounded).min())
-    assert worst < (1 - COSINE_FLOOR) / 3
+    assert worst < (1 - embedders("bf16").least_cosine) / 3
 
 
 @pytest.mark.parametrize(

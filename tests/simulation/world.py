@@ -80,7 +80,7 @@ def split(text: str) -> list[str]:
 class Embedder:
     """Takes virtual time. Refuses texts with POISON."""
 
-    dimension, model, fingerprint, max_tokens = DIMENSION, "simulated", "simulated", 1000
+    dimension, model, fingerprint, max_tokens, least_cosine = DIMENSION, "simulated", "simulated", 1000, 0.999
     database_model = None
 
     def __init__(self, sim: Scheduler) -> None:
