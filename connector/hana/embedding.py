@@ -97,6 +97,10 @@ class HanaModel:
         return found
 
 
+def estimated_tokens(text: str) -> int:
+    return len(_TOKEN.findall(text))
+
+
 def token_spans(text: str) -> list[tuple[int, int]]:
     """Return, for each token by estimate, its first character and one after its last."""
     return [match.span() for match in _TOKEN.finditer(text)]

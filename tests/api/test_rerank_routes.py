@@ -111,7 +111,7 @@ def test_tokens_are_charged_before_anything_is_computed(
     shared_service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shared_service, "settings", shared_service.settings)  # `limited` replaces them
-    with limited(shared_service, tokens="20/hour") as client:
+    with limited(shared_service, tokens="30/hour") as client:
         assert ask(client).status_code == 200
         monkeypatch.setattr(shared_service.reranker, "scores", None)
         assert "access.tokens" in refusal(ask(client, documents=["a b c d e f g"] * 3), 429)
@@ -119,7 +119,7 @@ def test_tokens_are_charged_before_anything_is_computed(
 
 @pytest.mark.parametrize(
     ("query", "documents", "tokens"),
-    [("oil pump", TEXTS, 2 * 3 + 7), ("a " * 400, ["b", "c d"], 2 * 400 + 3), ("a", ["b " * 600], 601)],
+    [("oil pump", TEXTS, 3 * 3 + 12), ("a " * 400, ["b", "c d"], 2 * 400 + 3), ("a", ["b " * 600], 601)],
     ids=["short", "the query with each text", "whole texts"],
 )
 def test_what_is_charged(
@@ -130,6 +130,7 @@ def test_what_is_charged(
         assert ask(client, query=query, documents=documents).status_code == 200
         assert ask(client, query="a", documents=["b"]).status_code == 200, "2 tokens are left"
         assert ask(client, query="a", documents=["b"]).status_code == 429
+    assert not shared_service.parts.engines_loaded, "nothing is loaded to count"
 
 
 def test_the_client(shared: httpx.Client, tmp_path: Path) -> None:

@@ -22,11 +22,12 @@ from app.src.service.service import Service
 from app.src.service.wiring import Parts
 from app.src.settings import Settings
 from connector import cancellation
-from connector.errors import ConnectorError, PermissionRefused, StatementFailed, Unavailable
+from connector.errors import Cancelled, ConnectorError, PermissionRefused, StatementFailed, Unavailable
 from connector.hana.connection import HanaPool
 from hana_emulator.testing import Emulator
 from tests import reranker as own
 from tests.api.conftest import serving
+from tests.api.test_jobs import until
 
 CANARY = "k3y-cAnArY-7QX"
 QUERY = "oil pump"
@@ -226,6 +227,23 @@ def test_one_that_hangs_is_left_in_time(remote: Remote) -> None:
         hasty(reranker(remote.url), 0.2).scores(QUERY, TEXTS)
     assert failed.value.outcome == "timeout"
     assert remote.left.wait(10), "the connection is closed long before its own limit of 20 s"
+
+
+def test_one_whose_caller_leaves_is_left_at_once(remote: Remote) -> None:
+    remote.gate.clear()
+    found, caller = reranker(remote.url), cancellation.Cancellation()
+
+    def ask() -> None:
+        with cancellation.cancelled_by(caller):
+            found.scores(QUERY, TEXTS)
+
+    with ThreadPoolExecutor(1) as threads:
+        asked = threads.submit(ask)
+        until(lambda: bool(remote.asked))
+        caller.cancel()
+        with pytest.raises(Cancelled):
+            asked.result(10)
+    assert remote.left.wait(10), "its limit is 20 s"
 
 
 def test_one_that_is_not_there(remote: Remote) -> None:

@@ -12,6 +12,7 @@ from app.src.api.errors import Refused
 from app.src.api.requests import BOUNDED, Body, Executors, Json, Texts, direct
 from app.src.service.rerank import NO_RERANKER, falling
 from app.src.settings.model import UNLIMITED
+from connector.hana.embedding import estimated_tokens
 
 
 class TextDocument(Body):
@@ -67,8 +68,8 @@ def add(routes: APIRouter, executors: Executors) -> None:
 
         def scored() -> list[float]:
             if service.access.settings.tokens != UNLIMITED:
-                query, *documents = service.parts.embedder.count_tokens([body.query, *texts])
-                executors.spend(request, [query + tokens for tokens in documents], whole=True)
+                query = estimated_tokens(body.query)
+                executors.spend(request, [query + estimated_tokens(text) for text in texts], whole=True)
             return reranker.scores(body.query, texts)
 
         def shown(place: int) -> dict[str, Any]:

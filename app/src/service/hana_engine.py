@@ -12,7 +12,7 @@ from app.src.core.backends import Backend, InputType, ModelInfo, Pause, TokenBat
 from app.src.core.device import DeviceProfile
 from app.src.core.engine import EmbeddingEngine
 from app.src.core.memory import ModelShape
-from connector.hana.embedding import TOGETHER, HanaModel, TextType, token_spans
+from connector.hana.embedding import TOGETHER, HanaModel, TextType, estimated_tokens, token_spans
 from connector.model import IN_DATABASE
 
 PATH = "hana"
@@ -49,7 +49,7 @@ class HanaBackend(Backend):
         return TokenBatch(ids, offsets, np.array(self.count(texts), dtype=np.intp))
 
     def count(self, texts: Sequence[str]) -> list[int]:
-        return [len(token_spans(text)) for text in texts]
+        return [estimated_tokens(text) for text in texts]
 
     def offsets(self, text: str) -> list[tuple[int, int]]:
         return token_spans(text)

@@ -98,7 +98,7 @@ class Reranker:
         self, query: str, texts: Sequence[str], slots: threading.Semaphore, *, loading: bool = False, advice: str = ""
     ) -> list[float | None]:
         """Return a score for each text, None where the reranker gives none. `loading`: allow it the time to load.
-        `advice`: ends the message if it takes too long. Raises RerankFailed."""
+        `advice`: ends the message if it takes too long. Raises RerankFailed, and Cancelled if the caller leaves."""
         score, call = self._score, cancellation.Cancellation()
         seconds = _LOADING_SECONDS if loading else self.settings.rerank_seconds
         limit = f"{seconds:g} s" + (" to load" if loading else " ([search] rerank_seconds)")
@@ -121,11 +121,15 @@ class Reranker:
         # batch is ended.
         threading.Thread(target=run, name="rerank", daemon=True).start()
         try:
-            given = outcome.result(seconds)
+            with cancellation.current().calling(call.cancel):
+                given = outcome.result(seconds)
             scores = np.asarray(given, dtype=np.float64)  # None becomes NaN
         except Exception as error:
-            if not outcome.done():
+            late = not outcome.done()
+            if late:
                 threading.Thread(target=call.cancel, name="rerank-cancel", daemon=True).start()
+            cancellation.current().check()  # the caller left
+            if late:
                 raise RerankFailed(f"it took longer than {limit}{advice}", outcome="timeout") from None
             # Name only the class of other errors: their message may quote a row.
             known = isinstance(error, EngineError | ConnectorError)
@@ -247,7 +251,7 @@ def _http(search: SearchSettings) -> Scorer:
             with cancellation.current().calling(lambda: line.shutdown(socket.SHUT_RDWR)):
                 connection.request("POST", path, body, headers)
                 answer = connection.getresponse()
-                return answer.status, answer.read(_MOST_BYTES + 1)
+                return answer.status, answer.read(_MOST_BYTES)  # a longer one is cut, and so is not JSON
 
     def scores(query: str, texts: Sequence[str]) -> Sequence[float]:
         body = {**named, "query": query, "documents": list(texts), "top_n": len(texts)}
@@ -262,7 +266,7 @@ def _http(search: SearchSettings) -> Scorer:
                 "redirects are not followed"
             )
         try:
-            results = _Answer.model_validate_json(content[:_MOST_BYTES]).results
+            results = _Answer.model_validate_json(content).results
         except ValueError:
             results = []
         found = {each.index: each.relevance_score for each in results}
