@@ -58,6 +58,10 @@ class SqlRows:
             sql = f"SELECT {', '.join((*kept, *layer))} FROM ({sql})"
         return sql
 
+    def first(self) -> str:
+        """Return a SELECT of the HASH of one row."""
+        return f'SELECT TOP 1 "HASH" FROM ({self.select(Statement(self.renderer.query))})'
+
 
 def compile_rows(renderer: Renderer, table: Table) -> SqlRows:
     """Return the rows in SQL. Raises ValueError with the reason if SQL cannot render them exactly."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 
 from connector import failpoints
 from connector.document.document import Renderer
@@ -16,7 +17,7 @@ from connector.errors import Overloaded, RowRejected, StatementFailed
 from connector.hana.source import HanaSource
 from connector.model import KeyRange, Table
 from connector.protocols import Embedder, Source
-from connector.stores.hana.in_database import State
+from connector.stores.hana.in_database import Counts, State
 from connector.stores.hana.store import HanaStore
 from connector.stores.store import VectorStore
 from connector.sync.feeds.feed import Batch, Feed
@@ -40,8 +41,13 @@ def rows_in_sql(
         rows = compile_rows(renderer, table)
     except ValueError as reason:
         return str(reason)
-    odd = source.count_where(renderer.query, rows.odd)
-    return f"{odd} keys are too long or contain control characters" if odd else rows
+    if odd := source.count_where(renderer.query, rows.odd):
+        return f"{odd} keys are too long or contain control characters"
+    try:  # a function may be missing, or take other arguments
+        source.pool.read(rows.first(), doing="rendering a row in HANA")
+    except (RowRejected, StatementFailed) as error:
+        return f"HANA does not render them: {error}"
+    return rows
 
 
 class InDatabaseRun(Run):
@@ -77,10 +83,11 @@ class InDatabaseRun(Run):
     def _range(self, within: KeyRange) -> Iterator[None]:
         """Bring a range up to date, and yield after each transaction."""
         report, writer = self._report, self._writer
-        with self._clock("read"):
+        found: Counts | None = None
+        with self._clock("read"), suppress(RowRejected, StatementFailed):  # HANA may fail to render a single text
             found = self._rows.compare(within)
         failpoints.reach("after_read")
-        if 2 * found.ours > found.rows:  # one page is cheaper than looking these rows up
+        if found is None or 2 * found.ours > found.rows:  # one page is cheaper than looking these rows up
             for page in self._ends.source.pages(self._renderer.query, self._options.page_rows, within):
                 self._batch(Batch(page))
                 self._flush()

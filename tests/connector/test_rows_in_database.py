@@ -20,7 +20,7 @@ from connector.sync import apply, run
 from connector.sync.plan import plan
 from connector.sync.run import Ends, sync
 from connector.sync.verify import verify
-from tests.connector.test_hana_embedding import ANY, ROWS, Scene, change, scene_in
+from tests.connector.test_hana_embedding import ANY, ROWS, Scene, change, failing, scene_in
 from tests.native import login, native  # noqa: F401 - the fixture
 
 SRC, STORED = '"NATIVE"."SRC"', '"NATIVE"."OWL_NATIVE_G1"'
@@ -263,6 +263,22 @@ def test_a_failing_service_quarantines_nothing_and_a_lost_connection_is_tried_ag
     else:
         assert scene.sync().upserted == 1
     assert scene.ends.store.quarantine("native") == []
+
+
+@pytest.mark.parametrize(
+    ("part", "fetched", "said"),
+    [
+        ('SELECT TOP 1 "HASH"', ROWS, "the rows leave HANA: HANA does not render them: not a known function"),
+        ('GROUP BY "SRC_KEY") GROUP BY "STATE"', 10, f"{ROWS - 10} of {ROWS} rows stayed in HANA"),
+    ],
+    ids=["a function", "a text"],
+)
+def test_rows_that_hana_fails_to_render_pass_through_us(scene, monkeypatch, part, fetched, said):
+    failing(monkeypatch, part, [StatementFailed("not a known function", code=328)])
+    report = scene.sync(page_rows=10)
+    assert (report.loaded, report.upserted) == (fetched, ROWS)
+    assert said in report.notes
+    assert counts(scene.sync()) == (0, 0, ROWS, 0, 0, 0)
 
 
 def test_a_key_that_is_not_unique_is_refused(scene):
