@@ -36,9 +36,9 @@ from app.src.core.agreement import LEAST_COSINE, LEAST_OVERLAP, agreement
 from app.src.core.backends.folder import Folder, find_folder, read_folder
 from app.src.core.backends.onnx import make_session
 from app.src.core.backends.tokenizing import RustTokenizer
-from app.src.core.onnx_export.graph import OUTPUT, build_graph, feeds
+from app.src.core.onnx_export.graph import ATTENTION_MASK, INPUT_IDS, OUTPUT, build_graph
 from app.src.core.onnx_export.quantise import quantise
-from app.src.core.tokens import TokenBatch, plan_batches
+from app.src.core.tokens import TokenBatch, plan_batches, rectangle
 from hana_emulator.sample import all_rows
 from hana_emulator.sample.tables import TABLES
 
@@ -98,7 +98,9 @@ def vectors(session: Any, texts: Sequence[str]) -> Any:
 def _computed(session: Any, tokens: TokenBatch) -> Any:
     made = np.empty((len(tokens), 384), np.float32)
     for batch in plan_batches(tokens.lengths.tolist(), 1024, 1):
-        made[batch] = session.run([OUTPUT], feeds(tokens.select(batch)))[0]
+        some = tokens.select(batch)
+        ids, mask = rectangle(some, width=int(some.lengths.max()), pad_id=0)
+        made[batch] = session.run([OUTPUT], {INPUT_IDS: ids, ATTENTION_MASK: mask})[0]
     return made
 
 

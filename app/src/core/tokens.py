@@ -70,11 +70,9 @@ class TokenBatch:
         return (self.ids[start:end] for start, end in pairwise(self.offsets.tolist()))
 
 
-def rectangle(
-    batch: TokenBatch, *, width: int | None = None, pad_id: int = 0
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return ids and mask, both (texts, width), padded with `pad_id` to the longest text or to `width`."""
-    shape = (len(batch), max(map(len, batch)) if width is None else width)
+def rectangle(batch: TokenBatch, *, width: int, pad_id: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return ids and mask, both (texts, width), padded with `pad_id`."""
+    shape = len(batch), width
     ids, mask = np.full(shape, pad_id, np.int64), np.zeros(shape, np.int64)
     for row, tokens in enumerate(batch):
         ids[row, : len(tokens)] = tokens

@@ -20,7 +20,7 @@ from app.src.core.backends.tokenizing import RustTokenizer
 from app.src.core.backends.torch.packed import PackedEncoder
 from app.src.core.device import DeviceProfile
 from app.src.core.onnx_export import graph
-from app.src.core.onnx_export.graph import ATTENTION_MASK, INPUT_IDS, OUTPUT, build_graph, feeds
+from app.src.core.onnx_export.graph import ATTENTION_MASK, INPUT_IDS, OUTPUT, build_graph
 from app.src.core.tokens import TokenBatch, rectangle
 from connector.extras import install_command
 from tests.core.conftest import MINILM
@@ -67,7 +67,8 @@ def session(model: Any) -> Any:
 
 
 def vectors(runs: Any, batch: TokenBatch) -> torch.Tensor:
-    return torch.from_numpy(runs.run([OUTPUT], feeds(batch))[0])
+    ids, mask = rectangle(batch, width=int(batch.lengths.max()), pad_id=0)
+    return torch.from_numpy(runs.run([OUTPUT], {INPUT_IDS: ids, ATTENTION_MASK: mask})[0])
 
 
 def reference(folder: Folder, batch: TokenBatch) -> torch.Tensor:
@@ -110,7 +111,7 @@ def test_the_packaged_model(minilm_read: Folder, minilm_graph: Any, minilm_runs:
 def test_what_fills_a_rectangle_up_changes_nothing(minilm_runs: Any) -> None:
     runs = minilm_runs
     batch = TokenBatch.of([[101, 7000, 102], [101, 8000, 9000, 102]])
-    ids, mask = rectangle(batch, width=32)
+    ids, mask = rectangle(batch, width=32, pad_id=0)
     wide = torch.from_numpy(runs.run([OUTPUT], {INPUT_IDS: ids, ATTENTION_MASK: mask})[0])
     torch.testing.assert_close(wide, vectors(runs, batch), rtol=1e-5, atol=1e-6)
 

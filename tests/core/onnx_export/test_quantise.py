@@ -15,11 +15,11 @@ from app.src.benchmark.workloads import sap_like_texts
 from app.src.core.agreement import judge
 from app.src.core.backends import ModelUnsupported
 from app.src.core.backends.folder import read_folder
-from app.src.core.backends.onnx import make_session
 from app.src.core.backends.tokenizing import RustTokenizer
-from app.src.core.onnx_export.graph import OUTPUT, build_graph, feeds
+from app.src.core.onnx_export.graph import build_graph
 from app.src.core.onnx_export.quantise import quantise
 from tests.core.conftest import MINILM
+from tests.core.onnx_export.test_graph import session, vectors
 
 onnx = pytest.importorskip("onnx", reason="the extra onnx is not installed")
 pytest.importorskip("onnxruntime", reason="the extra onnx is not installed")
@@ -35,15 +35,15 @@ def test_the_packaged_model_passes_the_gate(minilm_folder: Path) -> None:
     learnt, others = texts[:32], texts[32:]
     batch = RustTokenizer.load(folder).ids(others)
 
-    def vectors(model: Any) -> np.ndarray:
-        session = make_session(model.SerializeToString(), [("CPUExecutionProvider", {})])
-        return np.concatenate([session.run([OUTPUT], feeds(batch.select([place])))[0] for place in range(len(batch))])
+    def computed(model: Any) -> np.ndarray:
+        runs = session(model)
+        return np.concatenate([vectors(runs, batch.select([place])).numpy() for place in range(len(batch))])
 
     exact = build_graph(folder)
     made, report = quantise(folder, learnt)
     assert report["int8_share"] == pytest.approx(71 / 72)
     assert json.loads(json.dumps(report))["texts"] == 32
-    verdict = judge(vectors(exact), vectors(made))
+    verdict = judge(computed(exact), computed(made))
     assert verdict.accepted
     assert verdict.mean_cosine is not None
     assert verdict.mean_cosine > 0.995

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from ..backends import ModelUnsupported, TokenBatch
+from ..backends import ModelUnsupported
 from ..backends.folder import Folder
-from ..tokens import rectangle
 from . import needs
 
 if TYPE_CHECKING:
@@ -89,12 +88,6 @@ def build_graph(
     )
     opsets = [helper.make_opsetid("", OPSET)]
     return helper.make_model(graph, producer_name="owl-sap-connector", ir_version=IR_VERSION, opset_imports=opsets)
-
-
-def feeds(batch: TokenBatch) -> dict[str, Numbers]:
-    """Return the graph's inputs for these token ids, padded to a rectangle."""
-    ids, mask = rectangle(batch)
-    return {INPUT_IDS: ids, ATTENTION_MASK: mask}
 
 
 # ------------------------------------------------------------------------------------------------------------- writing
