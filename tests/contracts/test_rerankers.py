@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import logging
 import threading
@@ -253,6 +254,20 @@ def test_one_that_is_not_there(remote: Remote) -> None:
         reranker(url).scores(QUERY, TEXTS)
     with pytest.raises(RerankFailed, match="cannot be reached"):  # no TLS there
         reranker(remote.url.replace("http://", "https://")).scores(QUERY, TEXTS)
+
+
+@pytest.mark.parametrize("url", ["http://[::1]/rerank", "http://[::1]:80/rerank"])
+def test_an_ipv6_address_is_not_cut(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
+    asked: list[tuple[str, int]] = []
+
+    def connect(self: http.client.HTTPConnection) -> None:
+        asked.append((self.host, self.port))
+        raise ConnectionRefusedError
+
+    monkeypatch.setattr(http.client.HTTPConnection, "connect", connect)
+    with pytest.raises(RerankFailed, match="::1 cannot be reached"):
+        reranker(url).scores(QUERY, TEXTS)
+    assert asked == [("::1", 80)]
 
 
 def test_the_key_is_written_nowhere(remote: Remote, caplog: pytest.LogCaptureFixture) -> None:

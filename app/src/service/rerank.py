@@ -238,6 +238,7 @@ def _http(search: SearchSettings) -> Scorer:
     proxy, and opens a connection for each call."""
     address, seconds = urlsplit(search.rerank), search.rerank_seconds
     connect = http.client.HTTPSConnection if address.scheme == "https" else http.client.HTTPConnection
+    port = address.port or connect.default_port  # without one, part of an IPv6 address would be taken for it
     path = (address.path or "/") + (f"?{address.query}" if address.query else "")
     headers = {"Content-Type": "application/json", "Accept": "application/json", "User-Agent": "owl-sap-connector"}
     if search.rerank_key is not None:
@@ -245,7 +246,7 @@ def _http(search: SearchSettings) -> Scorer:
     named = {} if search.rerank_model is None else {"model": search.rerank_model}
 
     def ask(body: bytes) -> tuple[int, bytes]:
-        with closing(connect(search.host, address.port, timeout=seconds)) as connection:
+        with closing(connect(search.host, port, timeout=seconds)) as connection:
             connection.connect()
             line: socket.socket = connection.sock
             with cancellation.current().calling(lambda: line.shutdown(socket.SHUT_RDWR)):
