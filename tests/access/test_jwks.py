@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import http.client
 import socket
 import ssl
 import threading
@@ -244,6 +245,19 @@ def test_an_issuer_that_misbehaves_costs_bounded_time_and_memory(
     with pytest.raises(AccessUnusable):
         parse(download(keys.url, 0.3), ["RS256"])
     assert time.monotonic() - start < LASTS / 2
+
+
+def test_an_ipv6_address_is_not_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, int]] = []
+
+    def connect(self: http.client.HTTPConnection) -> None:
+        asked.append((self.host, self.port))
+        raise ConnectionRefusedError
+
+    monkeypatch.setattr(http.client.HTTPConnection, "connect", connect)
+    with pytest.raises(AccessUnusable):
+        download("http://[::1]/keys")
+    assert asked == [("::1", 80)]
 
 
 def test_redirects_are_not_followed(keys: Keys) -> None:

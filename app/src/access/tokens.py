@@ -43,8 +43,9 @@ def download(url: str, seconds: float = JwtSettings.fetch_seconds) -> bytes:
     """Return the body that a GET request receives, without redirects and proxies. Raises AccessUnusable."""
     parts = urlsplit(url)
     connect = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+    port = parts.port or connect.default_port  # without one, part of an IPv6 address would be taken for it
     try:
-        with closing(connect(parts.hostname or "", parts.port, timeout=seconds)) as connection:
+        with closing(connect(parts.hostname or "", port, timeout=seconds)) as connection:
             connection.request("GET", (parts.path or "/") + (f"?{parts.query}" if parts.query else ""))
             answer = connection.getresponse()
             if answer.status != http.client.OK:
