@@ -32,6 +32,8 @@ def rows_in_sql(
     `store` None: not known yet."""
     if embedder.database_model is None:
         return ""
+    if not feed.trusts_tokens:
+        return "this run stores a token of every row, by which later runs find changes"
     if not feed.by_values:
         return f"changes are found by the method {feed.method}"
     pool = store.pool if isinstance(store, HanaStore) else None
@@ -72,7 +74,9 @@ class InDatabaseRun(Run):
 
     def _read(self) -> None:
         size, total = self._options.page_rows, self._ends.source.count(self._renderer.query)
-        for within in self._rows.ranges(size, total):
+        rest = [KeyRange()]
+        while rest:
+            within, *rest = self._rows.first(size, rest[0])
             for _ in self._range(within):
                 self._pipeline.check()
                 self._task.watch.progress(self._report.read, total)

@@ -67,10 +67,6 @@ class RowsInDatabase:
     def pool(self) -> HanaPool:
         return self.source.pool
 
-    def ranges(self, size: int, rows: int) -> list[KeyRange]:
-        """Divide all keys into ranges of about `size` of `rows` rows."""
-        return self.source.ranges(self.rows.renderer.query, -(-rows // size), rows)
-
     def first(self, size: int, within: KeyRange) -> list[KeyRange]:
         """Return the first `size` rows of a range, and the others, if any, as ranges."""
         return self.source.ranges(self.rows.renderer.query, 2, 2 * size, within)
