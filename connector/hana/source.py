@@ -198,7 +198,7 @@ class HanaSource:
         last: Key | None = None
         count, more = size, True
         while more:
-            condition, parameters = ("", ()) if last is None else statement.after(last)
+            condition, parameters = statement.between(last)
             sql = f"{start}{statement.where(condition)}{statement.order} LIMIT ?"
             try:
                 found, count, more = self._next(query, sql, parameters, size, count, "reading tokens of")

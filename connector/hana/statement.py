@@ -29,7 +29,6 @@ class Statement:
         self._table = place(query.table)
         self.key_list = ",".join(self._key)
         # S608: every name is quoted, and `where` is the operator's own SQL.
-        self.count = self.of_all("COUNT(*)")
         self.select = f"SELECT {','.join(map(quote, self._names))} FROM {self._table}"  # noqa: S608
         self.keys = f"SELECT {self.key_list} FROM {self._table}"  # noqa: S608
         self.order = f" ORDER BY {self.key_list}"
@@ -49,18 +48,14 @@ class Statement:
 
     def after(self, last: Key) -> tuple[str, tuple[Any, ...]]:
         """Return the condition for all rows after this key, and its parameters: K1 > ? OR (K1 = ? AND K2 > ?) ..."""
-        terms: list[str] = []
-        parameters: list[Any] = []
-        for column in reversed(range(self._width)):
-            # Work from the last column outwards: each step wraps the terms so far.
-            above, above_parameters = _greater(self._key[column], last[column])
-            if terms:
-                same, same_parameters = _equal(self._key[column], last[column])
-                terms = [f"({above} OR ({same} AND {terms[0]}))"]
-                parameters = [*above_parameters, *same_parameters, *parameters]
-            else:
-                terms, parameters = [above], above_parameters
-        return terms[0], tuple(parameters)
+        sql, parameters = _greater(self._key[-1], last[-1])
+        # From the last column outwards: each step wraps the condition so far.
+        for name, value in reversed(list(zip(self._key[:-1], last[:-1], strict=True))):
+            above, above_parameters = _greater(name, value)
+            same, same_parameters = _equal(name, value)
+            sql = f"({above} OR ({same} AND {sql}))"
+            parameters = [*above_parameters, *same_parameters, *parameters]
+        return sql, tuple(parameters)
 
     def upto(self, last: Key) -> tuple[str, tuple[Any, ...]]:
         """Return the condition for this key and all before it: the complement of `after`."""

@@ -31,7 +31,7 @@ def test_columns_are_quoted_key_first_and_none_twice():
     statement = Statement(query("K1", "K2", columns=("A", 'b"c', "K1", "A")))
     assert statement.select == 'SELECT "K1","K2","A","b""c" FROM "S"."T"'
     assert statement.order == ' ORDER BY "K1","K2"'
-    assert statement.count == 'SELECT COUNT(*) FROM "S"."T"'
+    assert statement.of_all("COUNT(*)") == 'SELECT COUNT(*) FROM "S"."T"'
 
 
 @pytest.mark.parametrize(
