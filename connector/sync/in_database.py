@@ -88,7 +88,7 @@ class InDatabaseRun(Run):
         """Bring a range up to date, and yield after each transaction."""
         report, writer = self._report, self._writer
         found: Counts | None = None
-        with self._clock("read"), suppress(RowRejected, StatementFailed):  # HANA may fail to render a single text
+        with self._clock("read"), suppress(Overloaded, RowRejected, StatementFailed):  # for example by a single text
             found = self._rows.compare(within)
         failpoints.reach("after_read")
         if found is None or 2 * found.ours > found.rows:  # one page is cheaper than looking these rows up
@@ -97,9 +97,10 @@ class InDatabaseRun(Run):
                 self._flush()
                 yield
             return
-        report.read += found.same + found.blank
+        report.read += found.same + found.empty
         report.unchanged += found.same
-        report.empty += found.blank
+        report.empty += found.empty
+        self._emptied += found.emptied
         to_embed, rest = found.embed, [within]
         while rest:
             part, *rest = self._rows.first(writer.limit, rest[0]) if to_embed > writer.limit else rest
@@ -131,11 +132,9 @@ class InDatabaseRun(Run):
         """Record nothing: each key comes once, and a record per row would cost memory."""
 
     def _remove_blank(self, id_: str, position: int) -> None:
-        """Leave it to the end, where HANA counts all blank rows."""
+        self._emptied += 1  # deleted last, when the share of deletions is known
 
     def _delete_unseen(self) -> list[str]:
-        rows, report = self._rows, self._report
-        gone = rows.gone()
-        emptied = rows.unwanted() - gone if report.empty else 0
-        self._delete_last(gone, emptied, self._options.max_deletes * self._stored, rows.unwanted_ids)
+        limit = self._options.max_deletes * self._stored
+        self._delete_last(self._rows.gone(), self._emptied, limit, self._rows.unwanted)
         return sorted(self._quarantine)

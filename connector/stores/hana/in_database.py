@@ -20,17 +20,19 @@ from connector.stores.state import Session
 # This module formats only quoted identifiers, constants and the expressions of `SqlRows` into SQL; values are bound.
 # ruff: noqa: S608
 
-State = Literal["ours", "blank", "new", "changed", "meta", "same"]
+State = Literal["ours", "blank", "emptied", "new", "changed", "meta", "same"]
 _DOING = "comparing rows in HANA"
 
 
 @dataclass(frozen=True, slots=True)
 class Counts:
     """Rows by state. `ours`: only the renderer can finish it, or it is in quarantine. `blank`: its text is empty.
-    `new`: not stored. `changed`: stored with another text. `meta`: stored with other metadata. `same`: unchanged."""
+    `emptied`: so is that of a stored row. `new`: not stored. `changed`: stored with another text. `meta`: stored with
+    other metadata. `same`: unchanged."""
 
     ours: int = 0
     blank: int = 0
+    emptied: int = 0
     new: int = 0
     changed: int = 0
     meta: int = 0
@@ -38,7 +40,11 @@ class Counts:
 
     @property
     def rows(self) -> int:
-        return self.ours + self.blank + self.embed + self.meta + self.same
+        return self.ours + self.empty + self.embed + self.meta + self.same
+
+    @property
+    def empty(self) -> int:
+        return self.blank + self.emptied
 
     @property
     def embed(self) -> int:
@@ -132,25 +138,14 @@ class RowsInDatabase:
 
     def gone(self) -> int:
         """Count the stored documents whose row has left the source."""
-        return self._count(f'SELECT COUNT(DISTINCT "SRC_KEY") FROM {self.table} WHERE {self._unless(self._ids()[0])}')
-
-    def unwanted(self) -> int:
-        """Count the stored documents whose row has left the source or is blank."""
-        return self._count(f'SELECT COUNT(DISTINCT "SRC_KEY") FROM {self.table} WHERE {self._unless(self._filled())}')
-
-    def unwanted_ids(self) -> list[str]:
-        sql = f'SELECT DISTINCT "SRC_KEY" FROM {self.table} WHERE {self._unless(self._filled())}'
-        return [str(row[0]) for row in self.pool.read(sql, doing=_DOING)]
-
-    def _unless(self, ids: str) -> str:
-        return f'"SRC_KEY" IS NOT NULL AND "SRC_KEY" NOT IN ({ids})'
-
-    def _filled(self) -> str:
-        """Return a SELECT of the ids of rows with a text."""
-        return f'SELECT "SRC_KEY" FROM ({self.rows.select(self._statement())}) WHERE "VEC_TEXT" <> \'\''
-
-    def _count(self, sql: str) -> int:
+        sql = f'SELECT COUNT(DISTINCT "SRC_KEY") FROM {self.table} WHERE {_unless(self._ids()[0])}'
         return int(self.pool.read(sql, doing=_DOING)[0][0])
+
+    def unwanted(self) -> list[str]:
+        """Return the stored documents whose row has left the source or is blank."""
+        filled = f'SELECT "SRC_KEY" FROM ({self.rows.select(self._statement())}) WHERE "VEC_TEXT" <> \'\''
+        sql = f'SELECT DISTINCT "SRC_KEY" FROM {self.table} WHERE {_unless(filled)}'
+        return [str(row[0]) for row in self.pool.read(sql, doing=_DOING)]
 
     def _statement(self, within: KeyRange | None = None) -> Statement:
         return Statement(self.rows.renderer.query, None if within is None else within.upto)
@@ -172,7 +167,8 @@ class RowsInDatabase:
         )
         state = (
             """CASE WHEN "R"."LARGE" = 1 OR "Q"."SRC_KEY" IS NOT NULL THEN 'ours' """
-            """WHEN "R"."VEC_TEXT" = '' THEN 'blank' """
+            """WHEN "R"."VEC_TEXT" = '' AND "C"."CHUNKS" IS NULL THEN 'blank' """
+            """WHEN "R"."VEC_TEXT" = '' THEN 'emptied' """
             """WHEN "C"."CHUNKS" IS NULL THEN 'new' """
             """WHEN "C"."CHUNKS" <> 1 OR COALESCE("C"."FIRST", -1) <> 0 """
             """OR LEFT(COALESCE("C"."HASH", ''), 16) <> LEFT("R"."HASH", 16) THEN 'changed' """
@@ -187,3 +183,7 @@ class RowsInDatabase:
         if states:
             sql = f"""SELECT * FROM ({sql}) WHERE "STATE" IN ({", ".join(f"'{state}'" for state in states)})"""
         return sql, (*values, *values, self.collection)
+
+
+def _unless(ids: str) -> str:
+    return f'"SRC_KEY" IS NOT NULL AND "SRC_KEY" NOT IN ({ids})'
