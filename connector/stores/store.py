@@ -226,8 +226,8 @@ class VectorStore(ABC):
         return found.checkpoint
 
     def _register(self, name: str, number: int, collection: str, stamp: ModelStamp, spec: str | None) -> None:
-        """Create the table, then its state row: a crash leaves an empty table, which the next attempt reuses. Raises
-        RowRejected if another worker was first."""
+        """Create the table, then its state row: a crash leaves an empty table, which the next attempt reuses; with
+        another type of vectors it stays unused. Raises RowRejected if another worker was first."""
         table = self._create_table(name, collection, number, stamp.dimension)
         names, model = json.dumps(dict(self._names.get(collection, {}))), (stamp.id, stamp.fingerprint, stamp.dimension)
         sql = (
