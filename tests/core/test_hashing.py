@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.src.core.backends import Vectors
-from app.src.core.backends.hashing import HashingBackend, _tokenized
+from app.src.core.backends.hashing import HashingBackend
 from app.src.core.engine import EmbeddingEngine, Engine
 from app.src.core.loading import EngineOptions, load_engine
 from tests.core.conftest import words_by_text
@@ -72,21 +72,6 @@ def test_every_text_has_a_unit_vector(hashing: EmbeddingEngine, texts: list[str]
 def test_a_text_whose_features_cancel_is_as_an_empty_one() -> None:
     engine = load_engine(EngineOptions("hash:8"))
     assert np.isfinite(engine.embed(["", "   ", "\ud800", "\x00"])).all()
-
-
-_LATIN = st.text(
-    st.characters(max_codepoint=0x24F) | st.sampled_from("aÄ_ ,.\n\0\u212a\u212b\u1e9e\u2c7eİ"), max_size=80
-)
-_LONG = st.sampled_from(["x" * 100, "y, " * 300, "Öl! " * 200, "z" * 24 + "." + "z" * 25])
-
-
-@given(st.lists(_LATIN | _LONG, max_size=6))
-def test_latin_texts_together_have_the_tokens_of_each_alone(texts: list[str]) -> None:
-    backend = HashingBackend("hash:16")
-    batch, alone = backend.tokenize(texts), _tokenized(texts)
-    assert batch.ids.tolist() == alone.ids.tolist()
-    assert batch.offsets.tolist() == alone.offsets.tolist()
-    assert batch.lengths.tolist() == alone.lengths.tolist()
 
 
 @given(st.lists(st.text(max_size=24), max_size=5))

@@ -20,13 +20,7 @@ from ..memory import ModelShape
 from . import Backend, ModelInfo, ModelNotFound, Pause, TokenBatch, Vectors
 
 PREFIX = "hash:"
-_LONGEST = 24  # characters of a token
-_TOKEN = re.compile(rf"\w{{1,{_LONGEST}}}|[^\w\s]")
-_SPACE, _WORD, _MARK = range(3)  # kinds of characters: between tokens, in a token, a token of its own
-_KINDS = np.array(  # of the characters of Latin scripts
-    [_SPACE if (char := chr(code)).isspace() else _WORD if re.match(r"\w", char) else _MARK for code in range(0x250)],
-    np.uint8,
-)
+_TOKEN = re.compile(r"\w{1,24}|[^\w\s]")
 _LEAST, _MOST = 8, 4096
 _MAX_TOKENS = 254
 _PLACES = 4  # coordinates of each feature: more make unrelated texts less similar, fewer are faster
@@ -68,29 +62,11 @@ class HashingBackend(Backend):
         self._blank = np.bincount(np.frombuffer(where, np.int64), np.frombuffer(value), dimension)
 
     def tokenize(self, texts: Sequence[str]) -> TokenBatch:
-        whole = " ".join([*texts, ""])
-        text = whole.lower()
-        codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype="<i4").astype(np.int32)
-        if len(text) != len(whole) or codes.max(initial=0) >= len(_KINDS):
-            return _tokenized(texts)
-        # _TOKEN on all texts at once: of a run of word characters each 24th begins a token.
-        kinds, places = _KINDS[codes], np.arange(len(codes), dtype=np.int32)
-        word = kinds == _WORD
-        run = np.where(np.append(False, word[:-1]) & word, 0, places)
-        begins = (kinds == _MARK) | word & ((places - np.maximum.accumulate(run)) % _LONGEST == 0)
-        kept, ends = kinds != _SPACE, np.cumsum([len(text) + 1 for text in texts], dtype=np.intp)
-        tokens = np.cumsum(begins)
-        lengths = np.diff(tokens[ends - 1], prepend=0)
-        if lengths.max(initial=0) > _MAX_TOKENS:
-            before = np.repeat(tokens[ends - 1] - lengths, np.diff(ends, prepend=0))
-            kept &= tokens - before <= _MAX_TOKENS
-            lengths, tokens = np.minimum(lengths, _MAX_TOKENS), np.cumsum(begins & kept)
-        # A space follows each token.
-        ids = np.full(int(kept.sum() + lengths.sum()), ord(" "), np.int32)
-        shown = np.flatnonzero(kept)
-        ids[np.arange(len(shown)) + tokens[shown] - 1] = codes[shown]
-        offsets = np.append(0, (np.cumsum(kept) + tokens)[ends - 1])
-        return TokenBatch(ids, offsets, lengths)
+        words = [_TOKEN.findall(text)[:_MAX_TOKENS] for text in texts]
+        joined = [" ".join([*each, ""]).lower() for each in words]
+        ids = np.frombuffer("".join(joined).encode("utf-32-le", "surrogatepass"), dtype="<i4").astype(np.int32)
+        offsets = np.cumsum([0, *map(len, joined)], dtype=np.intp)
+        return TokenBatch(ids, offsets, np.fromiter(map(len, words), np.intp, len(words)))
 
     def count(self, texts: Sequence[str]) -> list[int]:
         return [len(_TOKEN.findall(text)) for text in texts]
@@ -138,15 +114,6 @@ def words_of(batch: TokenBatch) -> list[str]:
     """Return the tokens of all texts; NUL becomes an empty token."""
     text = batch.ids.astype("<i4").tobytes().decode("utf-32-le", "surrogatepass")
     return text.replace("\0", "").split(" ")[:-1]
-
-
-def _tokenized(texts: Sequence[str]) -> TokenBatch:
-    """Return the tokens of texts in any script."""
-    words = [_TOKEN.findall(text)[:_MAX_TOKENS] for text in texts]
-    joined = [" ".join([*each, ""]).lower() for each in words]
-    ids = np.frombuffer("".join(joined).encode("utf-32-le", "surrogatepass"), dtype="<i4").astype(np.int32)
-    offsets = np.cumsum([0, *map(len, joined)], dtype=np.intp)
-    return TokenBatch(ids, offsets, np.fromiter(map(len, words), np.intp, len(words)))
 
 
 def _features(
