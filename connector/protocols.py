@@ -152,14 +152,10 @@ class Embedder(Protocol):
 class Observer(Protocol):
     """Receives events while a sync runs. Methods must return at once and never raise."""
 
-    def stage(self, name: str, seconds: float, items: int) -> None:
-        """Report `seconds` that a stage (`read render tokenize embed apply`) spent on `items` rows or texts."""
-        ...
-
     def progress(self, done: int, total: int) -> None:
         """Report the rows handled so far."""
         ...
 
-    def event(self, name: str, **fields: str | int | float) -> None:
+    def event(self, name: str) -> None:
         """Report an event. `waiting`: another worker holds the lease. `owned`: this worker has it after a wait."""
         ...

@@ -97,7 +97,7 @@ class DocumentWriter:
         refused: list[QuarantinedRow] = []
         if not documents:
             return ready, refused
-        with self._clock("tokenize", len(documents)):
+        with self._clock("tokenize"):
             chunked = self._renderer.chunks_of(documents)
         rendered = [chunk for chunks in chunked for chunk in chunks]
         vectors, sound = self.embed([chunk.text for chunk in rendered])
@@ -126,20 +126,20 @@ class DocumentWriter:
         self._write_pieces(ready, written)
         failpoints.reach("after_apply")
         if closing is not None:
-            self._apply(closing, 0)
+            self._apply(closing)
         return written
 
     def remove(self, ids: Sequence[str]) -> None:
         """Delete the stored versions of these documents."""
         self._write_extra(ChangeSet(deleted=list(ids)), Written())
 
-    def _apply(self, changes: ChangeSet, items: int) -> None:
-        with self._clock("apply", items):
+    def _apply(self, changes: ChangeSet) -> None:
+        with self._clock("apply"):
             self._store.apply(self._lease, changes)
 
     def _write_extra(self, extra: ChangeSet, written: Written) -> None:
         try:
-            self._apply(extra, len(extra.metadata_only) + len(extra.deleted))
+            self._apply(extra)
         except (Overloaded, RowRejected):
             self._write_pieces(_by_document(extra), written)
 
@@ -160,7 +160,7 @@ class DocumentWriter:
                 stack.append((whole[count:], rounds))
             began = time.monotonic()
             try:
-                self._apply(_merged(part, self._model), weight)
+                self._apply(_merged(part, self._model))
             except Overloaded:
                 if len(part) == 1:
                     raise

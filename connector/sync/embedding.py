@@ -46,7 +46,7 @@ class TextEmbedder:
         tokens: Sequence[int] = ()
         vectors = np.empty((0, self._embedder.dimension), np.float32)
         left = fresh
-        with self._clock("embed", len(fresh)):
+        with self._clock("embed"):
             while left:
                 try:
                     vectors, tokens = self._embedder.embed_counted(list(left.values()))

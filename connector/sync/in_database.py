@@ -122,7 +122,7 @@ class InDatabaseRun(Run):
                     report.upserted += embedded + described
                     report.read += embedded + described
             if ours and (keys := self._rows.keys(part, ours)):
-                with self._clock("read", len(keys)):
+                with self._clock("read"):
                     batch = Batch(self._ends.source.rows(self._renderer.query, keys))
                 self._batch(batch)
                 self._flush()

@@ -113,23 +113,20 @@ class SyncReport(Report):
 
 
 class StageClock:
-    """Counts the seconds that each stage was busy, and reports them to an observer at once. Thread-safe."""
+    """Counts the seconds that each stage was busy. Thread-safe."""
 
-    def __init__(self, observer: Observer | None = None) -> None:
+    def __init__(self) -> None:
         self.seconds = dict.fromkeys(STAGES, 0.0)
-        self._observer = observer
         self._lock = threading.Lock()
 
     @contextmanager
-    def __call__(self, stage: str, items: int = 0) -> Iterator[None]:
+    def __call__(self, stage: str) -> Iterator[None]:
         start = time.perf_counter()
         try:
             yield
         finally:
-            self.add(stage, time.perf_counter() - start, items)
+            self.add(stage, time.perf_counter() - start)
 
-    def add(self, stage: str, seconds: float, items: int = 0) -> None:
+    def add(self, stage: str, seconds: float) -> None:
         with self._lock:
             self.seconds[stage] += seconds
-        if self._observer is not None:
-            self._observer.stage(stage, seconds, items)

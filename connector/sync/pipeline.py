@@ -110,7 +110,7 @@ def _leave(threads: Sequence[threading.Thread]) -> None:
 def read_ahead(
     streams: Sequence[Iterator[T]],
     size: Callable[[T], int],
-    busy: Callable[[float, T], None] | None = None,
+    busy: Callable[[float], None] | None = None,
     *,
     max_bytes: int = MAX_BYTES,
 ) -> Iterator[Iterator[T]]:
@@ -129,7 +129,7 @@ def read_ahead(
             start = time.perf_counter()
             for item in stream:
                 if busy is not None:
-                    busy(time.perf_counter() - start, item)
+                    busy(time.perf_counter() - start)
                 channel.put(item, size(item))
                 start = time.perf_counter()
             channel.end()

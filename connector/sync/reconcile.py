@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import partial
 from sys import getsizeof
 
 import numpy as np
@@ -74,7 +75,7 @@ class Run:
         self._task = task
         self._ends, self._lease, self._options = task.ends, task.lease, task.options
         self._renderer, self._feed = task.renderer, task.feed
-        self._clock = StageClock(task.watch.observer)
+        self._clock = StageClock()
         self._report = SyncReport(task.lease.collection, complete=task.feed.complete)
         self._writer = DocumentWriter(task.ends, task.lease, task.renderer, self._clock)
         self._pipeline = Pipeline(self._writer, self._count, task.options.windows)
@@ -113,10 +114,7 @@ class Run:
 
     def _read(self) -> None:
         total, streams = self._feed.read()
-
-        def busy(seconds: float, batch: Batch) -> None:
-            self._clock.add("read", seconds, len(batch.rows))
-
+        busy = partial(self._clock.add, "read")
         with read_ahead(streams, lambda batch: size_of_rows(batch.rows), busy) as batches:
             for batch in batches:
                 failpoints.reach("after_read")
@@ -135,7 +133,7 @@ class Run:
         report, window = self._report, self._window
         report.read += len(batch.rows)
         gone = list(map(quarantine_id, batch.gone))
-        with self._clock("render", len(batch.rows)):
+        with self._clock("render"):
             ids: Sequence[str]
             ids, rows = self._last_versions(batch.rows)
             index = self._index
@@ -148,7 +146,7 @@ class Run:
         if batch.load is None:
             report.loaded += len(batch.rows)
         elif ids:  # read these rows whole; a row deleted since its token was read counts as superseded, and as unseen
-            with self._clock("read", len(ids)):
+            with self._clock("read"):
                 found = batch.load(keys_of(rows))
             asked = set(ids)
             loaded = {id_: row for row in found if (id_ := document_id(row.key)) in asked}
@@ -157,7 +155,7 @@ class Run:
             report.superseded += len(ids) - len(loaded)
             report.loaded += len(loaded)
             ids, rows = list(loaded), list(loaded.values())
-        with self._clock("render", len(ids)):
+        with self._clock("render"):
             documents = self._renderer.documents(rows, ids)
             # The usual case of a first sync: nothing to compare with.
             fresh = not (self._written or window.documents or self._quarantine)

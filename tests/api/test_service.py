@@ -94,12 +94,10 @@ def test_sync_stops_on_request_and_reports_progress(service: Service) -> None:
     seen: list[tuple[int, int]] = []
 
     class Watch:
-        def stage(self, name: str, seconds: float, items: int) -> None: ...
-
         def progress(self, done: int, total: int) -> None:
             seen.append((done, total))
 
-        def event(self, name: str, **fields: str | int | float) -> None: ...
+        def event(self, name: str) -> None: ...
 
     observer: Observer = Watch()
     report = service.sync.run("materials", None, observer, stop=lambda: len(seen) == 2)

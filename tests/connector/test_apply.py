@@ -223,7 +223,7 @@ class store_of:
 
     def __enter__(self) -> Callable[[Sequence[int]], object]:
         self._held = self._store.lease(SPEC.name, "test", 1)
-        writer = DocumentWriter(self._ends, self._held.__enter__(), self._renderer, StageClock(None))
+        writer = DocumentWriter(self._ends, self._held.__enter__(), self._renderer, StageClock())
 
         def write(numbers: Sequence[int]) -> object:
             keys = [("100", f"N{number}") for number in numbers]

@@ -480,7 +480,7 @@ def test_the_seconds_of_all_readers_count() -> None:
             time.sleep(0.02)
             yield number
 
-    with read_ahead([slow(), slow()], lambda _: 1, lambda each, _: seconds.append(each)) as ahead:
+    with read_ahead([slow(), slow()], lambda _: 1, seconds.append) as ahead:
         list(ahead)
     assert len(seconds) == 4
     assert min(seconds) >= 0.02

@@ -374,12 +374,10 @@ class Watching:
     def __init__(self) -> None:
         self.seen: list[tuple[int, int]] = []
 
-    def stage(self, name: str, seconds: float, items: int) -> None: ...
-
     def progress(self, done: int, total: int) -> None:
         self.seen.append((done, total))
 
-    def event(self, name: str, **fields: str | int | float) -> None: ...
+    def event(self, name: str) -> None: ...
 
 
 def test_progress_is_told_page_by_page(source, store, embedder):

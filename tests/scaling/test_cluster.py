@@ -178,9 +178,7 @@ class Killing:
     def __init__(self, pid: int) -> None:
         self._pid = pid
 
-    def stage(self, name: str, seconds: float, items: int) -> None: ...
-
-    def event(self, name: str, **fields: str | int | float) -> None: ...
+    def event(self, name: str) -> None: ...
 
     def progress(self, done: int, total: int) -> None:
         if done and self._pid:

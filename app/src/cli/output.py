@@ -182,10 +182,7 @@ class _Watch:
             bars.add_task(collection, total=None, rate="-")
         self._start, self._next = time.monotonic(), 0.0
 
-    def stage(self, name: str, seconds: float, items: int) -> None:
-        return
-
-    def event(self, name: str, **fields: str | int | float) -> None:
+    def event(self, name: str) -> None:
         return
 
     def progress(self, done: int, total: int) -> None:

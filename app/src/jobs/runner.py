@@ -53,9 +53,6 @@ class Run:
         self._looked = time.monotonic()
         self._written = 0.0
 
-    def stage(self, name: str, seconds: float, items: int) -> None:
-        """Ignore how long a stage took."""
-
     def progress(self, done: int, total: int) -> None:
         """Record progress, at most once per PROGRESS_SECONDS, and at the end."""
         self.last = (done, total)
@@ -64,7 +61,7 @@ class Run:
             with suppress(ConnectorError, StateUnusable):
                 self._journal.progress(self.id, done, total)
 
-    def event(self, name: str, **fields: str | int | float) -> None:
+    def event(self, name: str) -> None:
         """Record whether another worker blocks this job."""
         if name in ("waiting", "owned"):
             with suppress(ConnectorError, StateUnusable):
