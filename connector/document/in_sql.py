@@ -40,7 +40,7 @@ _TIME = "^([01][0-9]|2[0-3])[0-5][0-9][0-5][0-9]$"
 @dataclass(frozen=True, slots=True)
 class SqlRows:
     """The rows of one collection in SQL. `id`: SQL for the document id. `odd`: a condition for rows whose id SQL
-    cannot write."""
+    cannot write; "" if there are none."""
 
     renderer: Renderer
     id: str
@@ -102,7 +102,8 @@ def compile_rows(renderer: Renderer, table: Table) -> SqlRows:
     keys = [columns[name] for name in renderer.key]
     id_ = "'['||" + "||','||".join(map(_key, keys)) + "||']'"
     odd = [f"{quote(key.name)} LIKE_REGEXPR '[\\x00-\\x1f]'" for key in keys if key.type_name in _TEXTS]
-    return SqlRows(renderer, id_, " OR ".join([*odd, f"LENGTH({id_}) > {LONGEST_ID}"]), tuple(map(tuple, layers)))
+    long_ids = [f"LENGTH({id_}) > {LONGEST_ID}"] if odd else []
+    return SqlRows(renderer, id_, " OR ".join([*odd, *long_ids]), tuple(map(tuple, layers)))
 
 
 def _cells(column: Column, place: int) -> list[str]:

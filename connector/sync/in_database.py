@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
 
 from connector import failpoints
 from connector.document.document import Renderer
@@ -43,7 +44,7 @@ def rows_in_sql(
         rows = compile_rows(renderer, table)
     except ValueError as reason:
         return str(reason)
-    if odd := source.count_where(renderer.query, rows.odd):
+    if rows.odd and (odd := source.count_where(renderer.query, rows.odd)):
         return f"{odd} keys are too long or contain control characters"
     try:  # a function may be missing, or take other arguments
         source.pool.read(rows.first(), doing="rendering a row in HANA")
@@ -135,6 +136,9 @@ class InDatabaseRun(Run):
         self._emptied += 1  # deleted last, when the share of deletions is known
 
     def _delete_unseen(self) -> list[str]:
-        limit = self._options.max_deletes * self._stored
-        self._delete_last(self._rows.gone(), self._emptied, limit, self._rows.unwanted)
+        limit, unwanted = (
+            self._options.max_deletes * self._stored,
+            partial(self._rows.unwanted, blank=self._emptied > 0),
+        )
+        self._delete_last(self._rows.gone(), self._emptied, limit, unwanted)
         return sorted(self._quarantine)

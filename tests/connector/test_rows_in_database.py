@@ -164,9 +164,9 @@ def test_rows_that_leave_while_deletions_are_counted_are_not_deleted_beyond_the_
     scene.run(f'DELETE FROM {SRC} WHERE "K" = 1')
     real = RowsInDatabase.unwanted
 
-    def emptied(self):  # a job that reloads the table
+    def emptied(self, **which):  # a job that reloads the table
         scene.run(f"DELETE FROM {SRC}")
-        return real(self)
+        return real(self, **which)
 
     monkeypatch.setattr(RowsInDatabase, "unwanted", emptied)
     report = scene.sync(max_deletes=0.2)

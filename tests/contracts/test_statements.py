@@ -370,6 +370,9 @@ def hanas_own_models(pool: HanaPool, hana: Any, schema: str) -> None:
         with closing(embedder_of(pool, model)) as embedder:
             ends, options = Ends(HanaSource(pool), HanaStore(pool, schema), embedder), SyncOptions(max_deletes=1.0)
             sync(spec, ends, options)
+            hana.cursor().execute(f"""INSERT INTO "OWL_{name.upper()}_G1" ("SRC_KEY") VALUES ('["gone",1]')""")
+            hana.commit()
+            assert sync(spec, ends, options).deleted == 1
             with ends.store.lease(name, "test", 5) as lease:  # a row that passes through this process
                 ends.store.apply(lease, ChangeSet(quarantined=[QuarantinedRow('["0",8]', "embed", "for the test")]))
             hana.cursor().execute("""UPDATE "SRC" SET "TXT" = ' ' WHERE "B" = 7""")
