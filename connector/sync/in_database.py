@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import suppress
 from functools import partial
 
 from connector import failpoints
@@ -89,8 +88,12 @@ class InDatabaseRun(Run):
         """Bring a range up to date, and yield after each transaction."""
         report, writer = self._report, self._writer
         found: Counts | None = None
-        with self._clock("read"), suppress(Overloaded, RowRejected, StatementFailed):  # for example by a single text
-            found = self._rows.compare(within)
+        try:
+            with self._clock("read"):
+                found = self._rows.compare(within)
+        except (Overloaded, RowRejected, StatementFailed) as error:  # for example because of a single text
+            note = f"some rows left HANA, which did not compare them: {error}"
+            report.notes += [note] * (note not in report.notes)
         failpoints.reach("after_read")
         if found is None or 2 * found.ours > found.rows:  # one page is cheaper than looking these rows up
             for page in self._ends.source.pages(self._renderer.query, self._options.page_rows, within):
@@ -136,9 +139,6 @@ class InDatabaseRun(Run):
         self._emptied += 1  # deleted last, when the share of deletions is known
 
     def _delete_unseen(self) -> list[str]:
-        limit, unwanted = (
-            self._options.max_deletes * self._stored,
-            partial(self._rows.unwanted, blank=self._emptied > 0),
-        )
-        self._delete_last(self._rows.gone(), self._emptied, limit, unwanted)
+        unwanted = partial(self._rows.unwanted, blank=self._emptied > 0)
+        self._delete_last(self._rows.gone(), self._emptied, self._options.max_deletes * self._stored, unwanted)
         return sorted(self._quarantine)

@@ -279,6 +279,7 @@ def test_rows_that_hana_fails_to_render_pass_through_us(scene, monkeypatch, part
     report = scene.sync(page_rows=10)
     assert (report.loaded, report.upserted) == (fetched, ROWS)
     assert any(said in note for note in report.notes)
+    assert sum(str(errors[0]) in note for note in report.notes) == 1
     monkeypatch.undo()
     assert counts(scene.sync()) == (0, 0, ROWS, 0, 0, 0)
 

@@ -98,9 +98,9 @@ class RowsInDatabase:
         """Embed the rows of a range that are new or have another text, and replace the metadata of those in `meta`, in
         one transaction. Return the numbers of rows. `found`: states without rows take no statement. Raises LeaseLost
         after a takeover, RowRejected for a text without a vector."""
-        described, meta_values = self._compared(within, ("meta",))
+        meta, meta_values = self._compared(within, ("meta",))
         merge = (
-            f'MERGE INTO {self.table} AS "OLD" USING ({described}) AS "NEW" ON "OLD"."SRC_KEY" = "NEW"."SRC_KEY" '
+            f'MERGE INTO {self.table} AS "OLD" USING ({meta}) AS "NEW" ON "OLD"."SRC_KEY" = "NEW"."SRC_KEY" '
             'WHEN MATCHED THEN UPDATE SET "VEC_META" = "NEW"."VEC_META", "CONTENT_HASH" = '
             f'HEXTOBIN("NEW"."HASH"||\'{"0" * 32}\'), "SYNCED_AT" = CURRENT_UTCTIMESTAMP'
         )
