@@ -6,6 +6,7 @@ import pytest
 
 from emulator_sql import Sql, vector
 from hana_emulator.errors import HanaError
+from hana_emulator.sql.query.writes import WritePlan
 
 
 @pytest.fixture
@@ -74,6 +75,15 @@ def test_merge_decides_before_it_changes_the_key(table: Sql) -> None:
     table.run("""MERGE INTO T USING (SELECT 1 AS K FROM DUMMY) S ON T.K = S.K WHEN MATCHED THEN UPDATE SET K = 50
         WHEN NOT MATCHED THEN INSERT (K) VALUES (S.K)""")
     assert table.column("SELECT K FROM T ORDER BY K") == [2, 50]
+
+
+def test_the_source_of_a_merge_is_computed_once(table: Sql) -> None:
+    """Not again for each row of the target, as SQLite might do with a view or a query."""
+    plan = table.session.prepare("""MERGE INTO T USING (SELECT K, UPPER(N) AS N FROM T) S ON T.K = S.K
+        WHEN MATCHED THEN UPDATE SET N = S.N""").plan
+    assert isinstance(plan, WritePlan)
+    steps = table.session._connection.execute(f"EXPLAIN QUERY PLAN {plan.steps[0].sql}")
+    assert any(text.startswith("MATERIALIZE") for *_, text in steps)
 
 
 REFUSED = [
