@@ -17,6 +17,7 @@ from connector.model import ChangeSpec, TableRef
 from connector.stores.hana.in_database import RowsInDatabase
 from connector.stores.hana.store import HanaStore
 from connector.sync import apply, run
+from connector.sync.in_database import InDatabaseRun
 from connector.sync.plan import plan
 from connector.sync.run import Ends, sync
 from connector.sync.verify import verify
@@ -127,6 +128,19 @@ def test_rows_that_hana_cannot_finish_pass_through_us_and_the_others_stay(scene)
     change(scene, 2, "short again")
     assert counts(scene.sync()) == (0, 1, ROWS - 1, 0, 0, 0)
     assert verify(scene.spec, scene.ends).ok
+
+
+def test_rows_that_pass_through_us_are_not_remembered(scene, monkeypatch):
+    real, remembered = InDatabaseRun._finish, []
+
+    def finish(self):
+        remembered.append(len(self._written))
+        real(self)
+
+    monkeypatch.setattr(InDatabaseRun, "_finish", finish)
+    scene.run(f"""UPDATE {SRC} SET "TXT" = ?""", LONG)
+    assert scene.sync().loaded == ROWS
+    assert remembered == [0]
 
 
 @pytest.mark.parametrize("word", ["poison", "mute"])
