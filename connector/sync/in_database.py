@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from functools import partial
 
 from connector import failpoints
-from connector.document.document import Renderer
+from connector.document.document import Renderer, document_ids
 from connector.document.in_sql import SqlRows, compile_rows
 from connector.errors import Overloaded, RowRejected, StatementFailed
 from connector.hana.source import HanaSource
@@ -22,7 +21,7 @@ from connector.stores.hana.store import HanaStore
 from connector.stores.store import VectorStore
 from connector.sync.feeds.feed import Batch, Feed
 from connector.sync.options import SyncReport
-from connector.sync.reconcile import Run, Task
+from connector.sync.reconcile import FREE_DELETES, Run, Task
 
 
 def rows_in_sql(
@@ -63,8 +62,9 @@ class InDatabaseRun(Run):
         assert model is not None
         self._rows = store.in_database(self._lease.collection, source, rows, model)
         self._embedded = 0
+        self._blank: list[str] = []  # stored documents whose rows are blank, as many as may be deleted
         status = store.status(self._lease.collection)
-        self._stored = 0 if status is None else status.rows
+        self._limit = self._options.max_deletes * (0 if status is None else status.rows)
 
     def __call__(self) -> SyncReport:
         report = super().__call__()
@@ -87,11 +87,13 @@ class InDatabaseRun(Run):
     def _range(self, within: KeyRange) -> Iterator[None]:
         """Bring a range up to date, and yield after each transaction."""
         report, writer = self._report, self._writer
-        found: Counts | None = None
+        found: Counts | None
         try:
             with self._clock("read"):
                 found = self._rows.compare(within)
+                blank = self._rows.keys(within, ["emptied"]) if found.emptied else []
         except (Overloaded, RowRejected, StatementFailed) as error:  # for example because of a single text
+            found, blank = None, []
             note = f"some rows left HANA, which did not compare them: {error}"
             report.notes += [note] * (note not in report.notes)
         failpoints.reach("after_read")
@@ -104,7 +106,8 @@ class InDatabaseRun(Run):
         report.read += found.same + found.empty
         report.unchanged += found.same
         report.empty += found.empty
-        self._emptied += found.emptied
+        for id_ in document_ids(blank):
+            self._remove_blank(id_, 0)
         to_embed, rest = found.embed, [within]
         while rest:
             part, *rest = self._rows.first(writer.limit, rest[0]) if to_embed > writer.limit else rest
@@ -137,8 +140,12 @@ class InDatabaseRun(Run):
 
     def _remove_blank(self, id_: str, position: int) -> None:
         self._emptied += 1  # deleted last, when the share of deletions is known
+        if self._emptied <= max(FREE_DELETES, self._limit):  # else none is deleted
+            self._blank.append(id_)
 
     def _delete_unseen(self) -> list[str]:
-        unwanted = partial(self._rows.unwanted, blank=self._emptied > 0)
-        self._delete_last(self._rows.gone(), self._emptied, self._options.max_deletes * self._stored, unwanted)
+        self._delete_last(self._rows.gone(), self._emptied, self._limit, self._unwanted)
         return sorted(self._quarantine)
+
+    def _unwanted(self) -> list[str]:
+        return list(dict.fromkeys([*self._blank, *self._rows.gone_ids()]))

@@ -96,7 +96,7 @@ def shape(sql: str, schema: str) -> str:
 
 PARTS = {
     "<ID>": r"""'\['\|\|COALESCE\('"'\|\|REPLACE\(.*?, 'null'\)\|\|'\]'""",
-    "<ROWS>": r"""SELECT "K0", "K1", "SRC_KEY", "VEC_TEXT".*?\)\)\)(?=\) AS "R"|\) WHERE "VEC_TEXT"|\)$)""",
+    "<ROWS>": r"""SELECT "K0", "K1", "SRC_KEY", "VEC_TEXT".*?\)\)\)(?=\) AS "R"|\)$)""",
     "<IDS>": r"""SELECT <ID> FROM .*?(?=\) GROUP BY|\) AND COALESCE|\)$)""",
     "<COMPARED>": r"""SELECT "R".*?ON "Q"."SRC_KEY" = "R"."SRC_KEY\"""",
 }

@@ -141,13 +141,9 @@ class RowsInDatabase:
         sql = f'SELECT COUNT(DISTINCT "SRC_KEY") FROM {self.table} WHERE {_unless(self._ids()[0])}'
         return int(self.pool.read(sql, doing=_DOING)[0][0])
 
-    def unwanted(self, *, blank: bool) -> list[str]:
-        """Return the stored documents whose row has left the source. `blank`: also those whose row is blank, for which
-        HANA renders every row."""
-        kept = self._ids()[0]
-        if blank:
-            kept = f'SELECT "SRC_KEY" FROM ({self.rows.select(self._statement())}) WHERE "VEC_TEXT" <> \'\''
-        sql = f'SELECT DISTINCT "SRC_KEY" FROM {self.table} WHERE {_unless(kept)}'
+    def gone_ids(self) -> list[str]:
+        """Return the stored documents that `gone` counts."""
+        sql = f'SELECT DISTINCT "SRC_KEY" FROM {self.table} WHERE {_unless(self._ids()[0])}'
         return [str(row[0]) for row in self.pool.read(sql, doing=_DOING)]
 
     def _statement(self, within: KeyRange | None = None) -> Statement:
