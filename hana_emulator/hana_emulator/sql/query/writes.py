@@ -324,7 +324,7 @@ def bind_merge(binding: Binding, node: exp.Merge) -> WritePlan:
     """Bind MERGE INTO t USING s ON ... WHEN [NOT] MATCHED [AND ...] THEN UPDATE | DELETE | INSERT."""
     target, scope, table = _written(binding, node.this)
     relation, source = target.relation, queries.bind_source(binding, scope, node.args["using"])
-    if isinstance(node.args["using"], exp.Subquery):  # SQLite might compute it again for every row of the table
+    if source.startswith("("):  # a query or view, which SQLite might compute again for every row of the table
         query, _, alias = source.rpartition(" AS ")
         source = f"(WITH u AS MATERIALIZED {query} SELECT * FROM u) AS {alias}"
     on = _own_rows(target, scope, expressions.condition(binding, scope, node.args["on"]))
