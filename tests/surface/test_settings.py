@@ -53,6 +53,20 @@ def test_without_anything_the_defaults_hold(tmp_path: Path) -> None:
     assert (settings.api.host, settings.sync.max_deletes) == ("127.0.0.1", 0.2)
 
 
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ('[embedding]\nremote_source = "R"', '[embedding]: remote_source belongs to a model "hana:MODEL"'),
+        (
+            '[store]\nkind = "local"\npath = "x"\n[state]\nrecords = "store"',
+            'state.records = "store" needs a store in HANA',
+        ),
+    ],
+)
+def test_sections_that_do_not_fit_each_other(tmp_path: Path, text: str, told: str) -> None:
+    assert fault(tmp_path, text).startswith(f"settings: {told}")
+
+
 FRACTION = ("embedding", "memory_fraction")
 
 

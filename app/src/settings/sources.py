@@ -235,6 +235,10 @@ def collection_of(block: Mapping[str, Any]) -> CollectionSettings:
 def _explained(error: ValidationError, tree: Mapping[str, Any], origins: Mapping[SettingPath, str]) -> Iterator[str]:
     for fault in error.errors(include_url=False, include_input=False, include_context=False):
         location = fault["loc"]
+        told = _told(fault["type"], fault["msg"], location)
+        if not location:  # settings of several sections that do not fit each other
+            yield f"settings: {told}"
+            continue
         # A section that only variables set has the origin of the first variable.
         begun = [tuple(map(str, location[:length])) for length in range(len(location), 0, -1)]
         inside = (origin for path, origin in origins.items() if path[: len(location)] == tuple(location))
@@ -246,7 +250,7 @@ def _explained(error: ValidationError, tree: Mapping[str, Any], origins: Mapping
             name = isinstance(block, Mapping) and block.get("name")
             named = name if isinstance(name, str) and name else f"number {index + 1}"
             shown = f"[[collections]] {'.'.join([named, *map(str, location[2:])])}"
-        yield f"{origin}: {shown}: {_told(fault['type'], fault['msg'], location)}"
+        yield f"{origin}: {shown}: {told}"
 
 
 def _told(kind: str, message: str, location: Sequence[str | int]) -> str:
