@@ -10,8 +10,9 @@ from typing import Any
 from urllib.parse import unquote, urlparse
 
 DISTRIBUTION = "owl-sap-connector"
-# Modules that the extra `serve` installs.
-_SERVE = {"anyio", "fastapi", "httptools", "sse_starlette", "starlette", "uvicorn", "uvloop"}
+# Modules that the extras `serve` and `mcp` install. Both install anyio, but only tools for agents import it first.
+_SERVE = {"fastapi", "httptools", "sse_starlette", "starlette", "uvicorn", "uvloop"}
+_MCP = {"anyio", "mcp", "mcp_types"}
 
 
 def missing_module(error: ModuleNotFoundError) -> str | None:
@@ -21,8 +22,8 @@ def missing_module(error: ModuleNotFoundError) -> str | None:
         return str(error)
     if module in _SERVE:
         return f"the REST service needs {module}, which is not installed: {install_command('serve')}"
-    if module in ("mcp", "mcp_types"):
-        return f"tools for agents need the package mcp, which is not installed: {install_command('mcp')}"
+    if module in _MCP:
+        return f"tools for agents need {module}, which is not installed: {install_command('mcp')}"
     return None
 
 

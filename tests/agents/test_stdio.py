@@ -187,12 +187,13 @@ def test_what_else_ends_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert "needs the scope search" in why("--key-file", "embeds", **keyed)
     assert "is refused" in why(OWL_SAP_MCP__KEY_FILE="wrong", **keyed)
     assert "No such option" in why("--port", "1")
-    with monkeypatch.context() as patch:
-        for name in list(sys.modules):
-            if name == "mcp" or name.startswith(("mcp.", "app.src.mcp.")):
-                patch.delitem(sys.modules, name)
-        patch.setitem(sys.modules, "mcp", None)
-        assert " ".join(install_command("mcp").split()) in " ".join(why().split())
+    for missing in ("mcp", "anyio"):
+        with monkeypatch.context() as patch:
+            for name in list(sys.modules):
+                if name == "mcp" or name.startswith(("mcp.", "app.src.mcp.")):
+                    patch.delitem(sys.modules, name)
+            patch.setitem(sys.modules, missing, None)
+            assert " ".join(install_command("mcp").split()) in " ".join(why().split())
     (tmp_path / "owl-sap.toml").write_text("")
     assert "no [[collections]]" in why()
 
