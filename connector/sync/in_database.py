@@ -46,7 +46,7 @@ def rows_in_sql(
         return f"{odd} keys are too long or contain control characters"
     try:  # a function may be missing, or take other arguments
         source.pool.read(rows.first(), doing="rendering a row in HANA")
-    except (RowRejected, StatementFailed) as error:
+    except (Overloaded, RowRejected, StatementFailed) as error:
         return f"HANA does not render them: {error}"
     return rows
 

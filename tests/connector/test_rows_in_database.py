@@ -283,10 +283,11 @@ def test_a_failing_service_quarantines_nothing_and_a_lost_connection_is_tried_ag
     ("part", "errors", "fetched", "said"),
     [
         ('TOP 1 "HASH"', [StatementFailed("no such function")], ROWS, "HANA does not render them: no such function"),
+        ('TOP 1 "HASH"', [Overloaded("memory")] * 99, ROWS, "HANA does not render them: memory"),
         ('GROUP BY "STATE"', [StatementFailed("a text")], 10, f"{ROWS - 10} of {ROWS} rows stayed in HANA"),
         ('GROUP BY "STATE"', [Overloaded("memory")] * 99, ROWS, f"0 of {ROWS} rows stayed in HANA"),
     ],
-    ids=["a function", "a text", "memory"],
+    ids=["a function", "memory on trial", "a text", "memory"],
 )
 def test_rows_that_hana_fails_to_render_pass_through_us(scene, monkeypatch, part, errors, fetched, said):
     failing(monkeypatch, part, list(errors))
