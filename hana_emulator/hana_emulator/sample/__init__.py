@@ -1,4 +1,4 @@
-"""SAP-like sample tables of a soft drink producer: materials, notifications, customers, and two with their changes.
+"""SAP-like sample tables of a soft drink producer: materials, notifications, customers, suppliers, plants.
 
 `load` writes them through the interface in `seam.py`, as the wire side does.
 """
