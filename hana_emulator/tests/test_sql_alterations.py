@@ -9,6 +9,7 @@ import pytest
 
 from emulator_sql import Sql, vector
 from hana_emulator.errors import HanaError
+from hana_emulator.seam import FAILED
 from hana_emulator.sql.database import Database
 from hana_emulator.sql.storage.writer import Writer
 
@@ -256,6 +257,15 @@ def test_a_parameter_prepared_for_another_type(
     other.session.execute(insert, [(2, value), (3, None)], autocommit=True, batch=True)
     found = other.session.execute(query, [(value,)], autocommit=True).rows
     assert [tuple(each) for each in found or ()] == [(1,), (2,)]
+
+
+def test_a_row_of_a_batch_prepared_for_another_type_fails_alone(sql: Sql, other: Sql) -> None:
+    sql.run("CREATE TABLE T (N NVARCHAR(9))")
+    insert = other.prepare("INSERT INTO T VALUES (?)")
+    sql.run("ALTER TABLE T ALTER (N INTEGER)")
+    outcome = other.session.execute(insert, [("1",), ("x",), ("3",)], autocommit=True, batch=True)
+    assert (outcome.rows_affected, [error.code for error in outcome.errors]) == ([1, FAILED, 1], [339])
+    assert sql.column("SELECT N FROM T ORDER BY N") == [1, 3]
 
 
 def test_a_type_that_changes_while_a_write_waits(sql: Sql, other: Sql, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -99,7 +99,6 @@ class Session:
                 raise HanaError(2, "general error: a statement runs for at least one row of parameters")
             if any(len(row) != len(prepared.parameters) for row in rows):
                 raise HanaError(2, f"general error: the statement takes {len(prepared.parameters)} parameters")
-            rows = self._converted(rows, statement, prepared)
             plan = prepared.plan
             # READ ONLY allows "only read operations with SELECT" (SAP HANA SQL reference, SET TRANSACTION). HanaError 7
             # is this emulator's choice; HANA's code is unknown.
@@ -109,12 +108,13 @@ class Session:
                 )
             match plan:
                 case QueryPlan():
-                    outcome = self._query(plan, rows[0], autocommit=autocommit)
+                    (row,) = self._converted(rows[:1], statement, prepared)
+                    outcome = self._query(plan, row, autocommit=autocommit)
                     if prepared.columns != statement.columns:
                         outcome.columns = prepared.columns
                     return outcome
                 case WritePlan():
-                    return self._write(prepared, rows, autocommit=autocommit, batch=batch)
+                    return self._write(statement, rows, autocommit=autocommit, batch=batch)
                 case DefinitionPlan():
                     self._define(plan, prepared.schema)
                 case ControlPlan():
@@ -342,19 +342,18 @@ class Session:
 
     # ---------------------------------------------------------------------------------------------------- writing
 
-    def _write(self, statement: Statement, decoded: Sequence[StorageRow], *, autocommit: bool, batch: bool) -> Outcome:
+    def _write(self, statement: Statement, rows: Sequence[StorageRow], *, autocommit: bool, batch: bool) -> Outcome:
         """Run a write, planned again for each attempt if a definition was committed."""
 
         def attempt(transaction: Transaction) -> Outcome:
             current = self._current(statement)
             plan = current.plan
             assert isinstance(plan, WritePlan)
-            rows = self._converted(decoded, statement, current)
             table = plan.table.table_key
             self._filled_temporary |= plan.table.is_shared_by_sessions
 
             def write(some: Sequence[StorageRow]) -> list[int]:
-                action = partial(self._write_rows, plan, some)
+                action = partial(self._write_rows, plan, self._converted(some, statement, current))
                 counts = self._writer.write(transaction, table, action, inserts=plan.inserts)
                 transaction.weight += sum(counts)
                 return counts
