@@ -25,7 +25,7 @@ LARGEST_META = 1500  # characters of metadata that SQL hashes: at most 4,500 byt
 _INTEGERS = frozenset({"TINYINT", "SMALLINT", "INTEGER", "BIGINT"})
 _TEXTS = frozenset({"NVARCHAR", "VARCHAR", "SHORTTEXT"})
 _FLOATING_LENGTH = 34  # the catalogue's length of DECIMAL without a scale
-_CONTROL = r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]"  # as in `values.clean`
+_CONTROL = r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]"  # with U+FEFF, as in `values.clean`
 # What `str.strip` removes, without the control characters, which are blanks by then.
 _BLANKS = "\t\n\r \x85\xa0\u1680" + "".join(map(chr, range(0x2000, 0x200B))) + "\u2028\u2029\u202f\u205f\u3000"
 _ESCAPES = (("\\", "\\\\"), ('"', '\\"'), ("\n", "\\n"), ("\r", "\\r"), ("\t", "\\t"))  # of a text after _CONTROL
@@ -111,7 +111,7 @@ def _cells(column: Column, place: int) -> list[str]:
     ValueError."""
     name, kind = quote(column.name), column.type_name
     if kind in _TEXTS:
-        cleaned = f"REPLACE_REGEXPR('{_CONTROL}' IN {name} WITH ' ' OCCURRENCE ALL)"
+        cleaned = f"REPLACE(REPLACE_REGEXPR('{_CONTROL}' IN {name} WITH ' ' OCCURRENCE ALL), NCHAR(65279), ' ')"
         blanks = _literal(_BLANKS)
         trimmed = f"LTRIM(RTRIM(COALESCE({cleaned}, ''), {blanks}), {blanks})"
         return [f'{cleaned} AS "V{place}"', f'{trimmed} AS "T{place}"']

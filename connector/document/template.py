@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from connector.document.values import clean
 from connector.errors import ConfigurationError
 
 _TOKEN = re.compile(
@@ -45,7 +46,7 @@ class Template:
                     '{"/BIC/TXT"}, and a literal brace as {{ or }}'
                 )
             else:
-                literals[-1] += {"{{": "{", "}}": "}"}.get(token.group(), token.group())
+                literals[-1] += {"{{": "{", "}}": "}"}.get(token.group(), clean(token.group()))
         if not slots:
             raise ConfigurationError("the template names no column: write one in braces, {MAKTX}")
         return cls(slots, literals)

@@ -62,7 +62,8 @@ _CUKY_LENGTH = 5
 _CURR_SCALE = 2
 _NO_DECIMALS = _names("BIF CLP DJF GNF ISK JPY KMF KRW PYG RWF UGX UYI VND VUV XAF XOF XPF")
 _THREE_DECIMALS = _names("BHD IQD JOD KWD LYD OMR TND")
-_CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
+# And U+FEFF, the byte order mark: hdbcli drops one at the start of an NCLOB, where the HANA store keeps texts.
+_CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ufeff]")
 
 
 def formatter(column: Column) -> Formatter:
@@ -125,8 +126,8 @@ def plain(value: Any) -> str:
 
 
 def clean(text: str) -> str:
-    """Remove control characters (except line breaks and tabs) and unpaired surrogates."""
-    if text.isprintable():  # control characters and surrogates are not printable
+    """Replace control characters (except line breaks and tabs), U+FEFF and unpaired surrogates."""
+    if text.isprintable():  # none of these is printable
         return text
     text = _CONTROL.sub(" ", text)
     try:

@@ -35,7 +35,7 @@ TEMPLATES = [
 ]
 METADATA = ("X", "ERDAT", "ERZET", "MATNR", "I", "W", "T", "N10", "L")
 # Blanks, quotes, control characters, letters of one to four bytes; no unpaired surrogates.
-LETTERS = "aZ0%{'\"\\/ \t\n\r\x00\x01\x0b\x1c\x1f\x7f\x85\xa0\u2003\u2028\u3000äß水\U0001f600-.,:;()"
+LETTERS = "aZ0%{'\"\\/ \t\n\r\x00\x01\x0b\x1c\x1f\x7f\x85\xa0\u2003\u2028\u3000\ufeffäß水\U0001f600-.,:;()"
 WORDS = st.text(LETTERS, max_size=12)
 DIGITS = st.text("0123456789", max_size=10)
 DAYS = st.dates(date(1, 1, 1), date(9999, 12, 31))

@@ -355,7 +355,7 @@ def test_a_plan_says_that_rows_stay(scene, native):  # noqa: F811
 
 def test_random_changes_and_both_ways_of_a_sync_agree(scene):
     chance = random.Random(20)
-    texts = ["pump", "a, b", "", " \x01 ", "poison", "mute", LONG, 'q"\\\n', "ü\U0001f600", None]
+    texts = ["pump", "a, b", "", " \x01 ", "\ufeffa pump", "poison", "mute", LONG, 'q"\\\n', "ü\U0001f600", None]
     for _ in range(8):
         for key in chance.sample(range(ROWS + 10), 8):
             scene.run(f'DELETE FROM {SRC} WHERE "K" = ?', key)

@@ -29,6 +29,7 @@ def render(template: str, *values: str) -> str:
         ("{{{A}}}", ("A",), ("{", "}")),
         ("{A}{A}", ("A", "A"), ("", "", "")),
         ("50 %s {A} 100%", ("A",), ("50 %s ", " 100%")),
+        ("\ufeffa {A}\0", ("A",), (" a ", " ")),
     ],
 )
 def test_parsing(text, slots, literals):

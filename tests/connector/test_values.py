@@ -126,6 +126,7 @@ def test_clean_text_can_be_stored_and_is_stable(text):
 def test_clean_keeps_what_is_text():
     assert clean("Größe\n\t😀 — „x“") == "Größe\n\t😀 — „x“"
     assert clean("a\0b\x1fc") == "a b c"
+    assert clean("\ufeffa\ufeffb") == " a b"
     assert clean("a\ud83db") == "a\ufffdb"
     assert clean("\ud83d\ude00") == "😀"
 
