@@ -80,6 +80,7 @@ class Report:
 class SyncReport(Report):
     """Counts in source rows: `read = upserted + unchanged + empty + quarantined + superseded`; `deleted` is separate.
 
+    `emptied`: stored rows that became blank; they are part of `empty`, and removed unless the run pauses.
     `paused` is None, `max_deletes` (upserts were applied, deletions were not), `schema_changed` (nothing was applied)
     or `log_missing` (nothing was read). `stopped`: ended early on request, with no deletions and the old checkpoint.
     `complete`: every row was compared. `method`: `full` (all rows by value), `hash` or `rowid` (all, unchanged ones not
@@ -97,6 +98,7 @@ class SyncReport(Report):
     quarantined: int = 0
     superseded: int = 0
     deleted: int = 0
+    emptied: int = 0
     paused: str | None = None
     stopped: bool = False
     complete: bool = True

@@ -44,7 +44,7 @@ class PlanOptions:
 @dataclass(slots=True)
 class Plan(Report):
     """Counts in source rows: `rows = new + changed + unchanged + empty + unreadable + superseded`; `deleted` is
-    separate.
+    separate. `emptied`: stored rows that are now blank, part of `empty`; they count toward the deletion limit.
 
     `changed` includes `metadata_only` (nothing to embed). `tokens`: of distinct chunks to embed. Rows to embed:
     `duplicates` repeat the text of an earlier row, `chunked` have several chunks, `truncated` have a chunk too long for
@@ -67,6 +67,7 @@ class Plan(Report):
     unreadable: int = 0
     superseded: int = 0
     deleted: int = 0
+    emptied: int = 0
     paused: str | None = None
     tokens: int = 0
     truncated: int = 0
@@ -138,7 +139,6 @@ class _Pass:
         self._options = options
         self._index = index
         self._plan = Plan(collection)
-        self._emptied = 0  # stored rows that are now blank; they count toward the deletion limit
         self._places: list[int] = []  # a sample is the first text at or after each of these rows
         # Digests of the texts of rows and chunks to embed, and tokens per chunk.
         self._rows: list[NDArray[np.bytes_]] = []
@@ -161,7 +161,7 @@ class _Pass:
         plan.languages, plan.sampled = of_rows(texts, keys), len(texts)
         plan.deleted = int((~self._index.seen).sum())
         limit = self._options.max_deletes * len(self._index)
-        if plan.deleted > limit or self._emptied > max(FREE_DELETES, limit):
+        if plan.deleted > limit or plan.emptied > max(FREE_DELETES, limit):
             plan.paused = "max_deletes"
         if self._chunks:
             _, first = np.unique(np.concatenate(self._chunks), return_index=True)
@@ -199,7 +199,7 @@ class _Pass:
         ):
             action = decide(self._index.hashes(position), document)
             plan.empty += document.empty
-            self._emptied += action is Action.REMOVE
+            plan.emptied += action is Action.REMOVE
             plan.unchanged += action in (Action.KEEP, Action.REHASH)
             plan.metadata_only += action is Action.METADATA
             plan.changed += action in (Action.METADATA, Action.REPLACE)

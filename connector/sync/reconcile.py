@@ -107,6 +107,7 @@ class Run:
         report.complete = report.complete and not report.stopped
         embed = self._writer.embed
         report.embedded_texts, report.reused_texts, report.tokens = embed.embedded, embed.reused, embed.tokens
+        report.emptied = self._emptied
         report.seconds = round(seconds, 3)
         report.rows_per_second = round(report.read / seconds, 1) if seconds else 0.0
         report.stages = {name: round(busy, 3) for name, busy in self._clock.seconds.items()}
@@ -379,7 +380,7 @@ class Run:
         elif gone or emptied:
             ordered = ids()
             if len(ordered) > max(gone + emptied, limit):  # the source lost rows after they were counted
-                report.to_delete, report.paused = len(ordered), "max_deletes"
+                report.to_delete, report.paused = len(ordered) - emptied, "max_deletes"
                 return
             for start in range(0, len(ordered), size):
                 self._writer.remove(ordered[start : start + size])
@@ -408,8 +409,8 @@ class FullRun(Run):
     def _delete_unseen(self) -> list[str]:
         index = self._index
         unseen = int((~index.seen).sum())
-        emptied = sum(not index.seen[position] for position in self._blank)
-        self._delete_last(unseen - emptied, emptied, self._options.max_deletes * len(index), self._unseen)
+        self._emptied = sum(not index.seen[position] for position in self._blank)
+        self._delete_last(unseen - self._emptied, self._emptied, self._options.max_deletes * len(index), self._unseen)
         return sorted(self._quarantine)
 
     def _unseen(self) -> list[str]:

@@ -50,7 +50,7 @@ def test_so_many_may_turn_blank(ends, source, store, rows, blanks, gone, paused)
     assert (report.read, report.empty, report.unchanged) == (rows - gone, blanks, rows - gone - blanks)
     assert report.paused == ("max_deletes" if paused else None)
     assert report.deleted == (0 if paused else gone)
-    assert report.to_delete == gone
+    assert (report.to_delete, report.emptied) == (gone, blanks)
     assert len(stored(store)) == (rows if paused else rows - blanks - gone)
     if not paused:
         assert verify(SPEC, ends).ok
@@ -58,7 +58,8 @@ def test_so_many_may_turn_blank(ends, source, store, rows, blanks, gone, paused)
     assert stored(store) == before
     assert not verify(SPEC, ends).ok
     wanted = replace(AS_USUAL, max_deletes=1.0)
-    assert sync(SPEC, ends, wanted).deleted == gone
+    done = sync(SPEC, ends, wanted)
+    assert (done.deleted, done.emptied) == (gone, blanks)
     assert verify(SPEC, ends).ok
 
 
@@ -100,6 +101,7 @@ def test_a_blank_row_read_twice_counts_once(ends, source, store, monkeypatch):
     report = sync(SPEC, ends, SyncOptions(page_rows=5, window=5, max_deletes=0.2))
     assert add_up(report)
     assert (report.paused, report.to_delete, report.deleted) == ("max_deletes", 9, 0)
+    assert report.emptied == 9
     assert len(stored(store)) == 40
 
 

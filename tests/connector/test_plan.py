@@ -91,7 +91,8 @@ def assert_foretold(foretold: Plan, done: SyncReport, stored: set[str], after: s
     assert foretold.new == len(after - stored)
     assert foretold.new + foretold.changed == done.upserted
     assert foretold.unreadable == done.quarantined
-    assert (foretold.deleted, foretold.paused) == (done.to_delete, done.paused)
+    assert (foretold.deleted, foretold.emptied) == (done.to_delete, done.emptied)
+    assert foretold.paused == done.paused
     assert foretold.tokens == done.tokens
     embedded = foretold.new + foretold.changed - foretold.metadata_only
     if not foretold.chunked:

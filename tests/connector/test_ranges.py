@@ -141,10 +141,11 @@ def test_the_limit_of_deletions_is_exact_and_blank_rows_have_their_own(twins: Tw
     assert twins.agree(replace(OPTIONS, max_deletes=0.2)).deleted == 8
     for number in range(8, 19):
         twins.put(number, None)
-    assert twins.agree(replace(OPTIONS, max_deletes=0.2)).paused == "max_deletes"
+    report = twins.agree(replace(OPTIONS, max_deletes=0.2))
+    assert (report.paused, report.to_delete, report.emptied) == ("max_deletes", 0, 11)
     twins.put(18, "text again")
     report = twins.agree(replace(OPTIONS, max_deletes=0.2))
-    assert (report.paused, report.empty, len(twins.texts())) == (None, 10, 22)
+    assert (report.paused, report.empty, report.emptied, len(twins.texts())) == (None, 10, 10, 22)
 
 
 def test_few_rows_are_read_again_where_few_are_gone(twins: Twins) -> None:

@@ -167,7 +167,7 @@ def test_too_many_deletions_pause_it(scene):
     assert (report.paused, report.to_delete, report.deleted) == ("max_deletes", 10, 0)
     scene.run(f"""UPDATE {SRC} SET "TXT" = '' WHERE "K" < 25""")
     report = scene.sync(max_deletes=0.4)
-    assert (report.paused, report.deleted, report.empty) == ("max_deletes", 0, 15)
+    assert (report.paused, report.deleted, report.empty, report.emptied) == ("max_deletes", 0, 15, 15)
     assert len(scene.stored()) == ROWS
     assert scene.sync(max_deletes=1.0).deleted == 10
     assert len(scene.stored()) == 5

@@ -354,18 +354,26 @@ def test_a_store_that_cannot_be_opened_is_one_message_and_debug_says_where(cli: 
 
 
 @pytest.mark.parametrize(
-    ("gone", "deleted", "said"),
+    ("counts", "said"),
     [
-        (27, 0, "27 stored rows are no longer in the source, more than max_deletes allows: nothing was deleted"),
-        (27, 10, "10 of them were deleted before the limit was reached, the others were kept"),
-        (0, 0, "too many stored rows became blank"),
+        (
+            {"to_delete": 27},
+            "27 stored rows are no longer in the source, more than max_deletes allows: nothing was dele",
+        ),
+        (
+            {"to_delete": 27, "deleted": 10},
+            "10 of them were deleted before the limit was reached, the others were kept",
+        ),
+        ({"emptied": 986}, "986 stored rows became blank, more than max_deletes allows: nothing was deleted"),
+        ({"to_delete": 2, "emptied": 9}, "2 stored rows are no longer in the source and 9 became blank, more than max"),
+        ({"emptied": 11, "complete": False}, "blank ones may have been deleted before the limit was reached"),
     ],
 )
 def test_what_the_brake_kept_is_told_as_it_is(
-    gone: int, deleted: int, said: str, capsys: pytest.CaptureFixture[str]
+    counts: dict[str, Any], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A run by log meets the entries one after the other, and some of them before the brake."""
-    assert _is_paused("m", SyncReport("m", paused="max_deletes", to_delete=gone, deleted=deleted))
+    assert _is_paused("m", SyncReport("m", paused="max_deletes", **counts))
     told = capsys.readouterr().err
     assert said in told
     assert told.endswith("owl-sap sync m --full --max-deletes 1\n")

@@ -293,9 +293,13 @@ def test_many_blank_rows_and_another_type_pause_with_the_reason(
     execute(sample, *(f"INSERT INTO SMALL.T VALUES ('B{key}', 'more {key}')" for key in range(20)))
     assert here("sync", "small", **hana).code == 0
     execute(sample, "UPDATE SMALL.T SET TEXT = ' ' WHERE K LIKE 'B%'")
+    planned = here("plan", "small", "--json", "--no-estimate", **hana)
+    assert (planned.json["deleted"], planned.json["emptied"]) == (0, 20)
+    assert "pause and delete nothing: 20 stored rows became blank" in here("plan", "small", **hana).err
     paused = here("sync", "small", "--json", **hana)
     assert (paused.code, paused.json[0]["paused"], paused.json[0]["to_delete"]) == (1, "max_deletes", 0)
-    assert "became blank" in paused.err
+    assert paused.json[0]["emptied"] == 20
+    assert "20 stored rows became blank" in paused.err
     execute(sample, "ALTER TABLE SMALL.T ALTER (TEXT NCLOB)")
     assert here("plan", "small", "--json", **hana).json["paused"] == "schema_changed"
     retyped = here("sync", "small", "--json", **hana)

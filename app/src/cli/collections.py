@@ -107,11 +107,12 @@ def _is_paused(name: str, report: SyncReport) -> bool:
         if each.paused != "max_deletes":
             output.say(f"{subject}: paused ({each.paused})")
             continue
-        gone = each.to_delete
-        what = f"{gone} stored rows are no longer in the source" if gone else "too many stored rows became blank"
+        what = output.lost_rows(each.to_delete, each.emptied)
         kept = "nothing was deleted"
         if each.deleted:
             kept = f"{each.deleted} of them were deleted before the limit was reached, the others were kept"
+        elif each.emptied and not each.complete:
+            kept = "blank ones may have been deleted before the limit was reached, the others were kept"
         output.say(
             f"{subject}: {what}, more than max_deletes allows: {kept}. If this is expected: "
             f"owl-sap sync {name} --full --max-deletes 1"

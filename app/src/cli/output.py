@@ -160,6 +160,13 @@ def shown(value: Any) -> str:
             return str(value)
 
 
+def lost_rows(gone: int, blank: int) -> str:
+    """Say how many stored rows left the source, and how many became blank."""
+    if not gone:
+        return f"{blank} stored rows became blank"
+    return f"{gone} stored rows are no longer in the source" + (f" and {blank} became blank" if blank else "")
+
+
 def shorten(text: str, length: int = 100) -> str:
     flat = " ".join(text.split())
     return flat if len(flat) <= length else flat[: length - 1] + "…"

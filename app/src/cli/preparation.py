@@ -17,8 +17,8 @@ from app.src.service import explaining
 
 _TABLE_COLUMNS = ("schema", "name", "kind", "columns", "rows", "comment")
 _PLAN_COLUMNS = (
-    "rows", "new", "changed", "unchanged", "deleted", "empty", "unreadable", "duplicates", "chunked", "truncated",
-    "tokens",
+    "rows", "new", "changed", "unchanged", "deleted", "emptied", "empty", "unreadable", "duplicates", "chunked",
+    "truncated", "tokens",
 )  # fmt: skip
 _METHODS = {
     "full": "full comparison", "hash": "row hashes computed by HANA", "log": "change log", "rowid": "row ids",
@@ -102,9 +102,8 @@ def plan(
         )
     elif found["paused"]:
         advice.append(
-            f"a sync would pause and delete nothing: {found['deleted']} stored rows are no longer in the source or "
-            f"became blank, more than max_deletes allows. If this is expected: owl-sap sync {name} --full "
-            "--max-deletes 1"
+            f"a sync would pause and delete nothing: {output.lost_rows(planned.deleted, planned.emptied)}, more than "
+            f"max_deletes allows. If this is expected: owl-sap sync {name} --full --max-deletes 1"
         )
     else:
         advice.append("a sync would run without a pause")

@@ -198,12 +198,13 @@ class Page {
   /** The next step after the last job, if there is one. */
   #advice(job) {
     const result = job.result ?? {};
-    if (result.paused === "max_deletes" && result.to_delete) {
-      const rows = many(result.to_delete, "row");
-      const text = `The source no longer has ${rows} of this collection. This deletes them from the collection; the source is not changed.`;
+    const lost = (result.to_delete ?? 0) + (result.emptied ?? 0);
+    if (result.paused === "max_deletes" && lost) {
+      const rows = many(lost, "row");
+      const text = `${rows} of this collection are no longer in the source, or became blank there. This deletes them from the collection; the source is not changed.`;
       return note(
         "warning",
-        h("p", null, `The last sync did not delete ${rows}, because that exceeds the limit. If they were deleted in the source on purpose, delete them here too.`),
+        h("p", null, `The last sync did not delete ${rows}, because that exceeds the limit. If they were deleted or emptied in the source on purpose, delete them here too.`),
         this.#asking(`Delete ${rows} …`, "Delete these rows?", text, "Delete", { max_deletes: 1 }),
       );
     }
