@@ -15,7 +15,7 @@ from connector.document.in_sql import SqlRows, compile_rows
 from connector.errors import Overloaded, RowRejected, StatementFailed
 from connector.hana.source import HanaSource
 from connector.model import KeyRange, Table
-from connector.protocols import Embedder, Source
+from connector.protocols import Source
 from connector.stores.hana.in_database import Counts, State
 from connector.stores.hana.store import HanaStore
 from connector.stores.store import VectorStore
@@ -25,12 +25,14 @@ from connector.sync.reconcile import FREE_DELETES, Run, Task
 
 
 def rows_in_sql(
-    source: Source, store: VectorStore | None, embedder: Embedder, renderer: Renderer, table: Table, feed: Feed
+    source: Source, store: VectorStore | None, renderer: Renderer, table: Table, feed: Feed, stay: bool
 ) -> SqlRows | str:
     """Return the rows if they stay in the database, else why they leave it: "" if the model is not the database's.
-    `store` None: not known yet."""
-    if embedder.database_model is None:
+    `store` None: not known yet. `stay`: `rows_stay` of SyncOptions."""
+    if not renderer.chunker.in_database:
         return ""
+    if not stay:
+        return "the setting sync.rows_stay is false"
     if not feed.trusts_tokens:
         return "this run stores a token of every row, by which later runs find changes"
     if not feed.by_values:

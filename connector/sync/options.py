@@ -53,7 +53,7 @@ class SyncOptions:
     to embed at a time; more than one keeps several devices busy. `readers`: threads that read a large table, one key
     range each. `full`: compare every row, regardless of the method. `accept_schema`: continue although a used column
     changed its type. `max_attempts`: attempts after which a quarantined row is skipped until its content changes or it
-    is retried by hand.
+    is retried by hand. `rows_stay`: let rows stay in HANA where HANA's model embeds them and `rows_in_sql` can.
     """
 
     page_rows: int = 1000
@@ -66,6 +66,7 @@ class SyncOptions:
     max_attempts: int = 6
     readers: int = 2
     windows: int = 1
+    rows_stay: bool = True
 
 
 @dataclass(slots=True)

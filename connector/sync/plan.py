@@ -33,12 +33,13 @@ from connector.sync.stored_index import StoredIndex
 
 @dataclass(frozen=True, slots=True)
 class PlanOptions:
-    """`max_deletes`: as in SyncOptions. `measure_seconds`: time to embed for the estimate; None: no estimate."""
+    """`max_deletes`, `rows_stay`: as in SyncOptions. `measure_seconds`: time to embed for the estimate; None: none."""
 
     page_rows: int = 1000
     max_deletes: float = 0.2
     samples: int = 5
     measure_seconds: float | None = 2.0
+    rows_stay: bool = True
 
 
 @dataclass(slots=True)
@@ -117,7 +118,7 @@ def plan(
     feed = choose(read_plan, source, before)
     found.method, found.reason = feed.method, feed.reason
     if embedder.database_model is not None:
-        rows = rows_in_sql(source, store, embedder, renderer, table, feed)
+        rows = rows_in_sql(source, store, renderer, table, feed, options.rows_stay)
         found.notes.append(
             f"the rows leave HANA: {rows}" if isinstance(rows, str) else "a sync leaves the rows in HANA"
         )

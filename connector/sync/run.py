@@ -57,7 +57,8 @@ def sync(
             with schema.pausing_on_source_change(plan, ends, checkpoint, lease):
                 feed = choose(plan, ends.source, checkpoint)
                 task = Task(ends, renderer, lease, options, watch, feed, checkpoint, columns, now)
-                rows = rows_in_sql(ends.source, ends.store, ends.embedder, renderer, table, feed) if not workers else ""
+                stay = options.rows_stay
+                rows = rows_in_sql(ends.source, ends.store, renderer, table, feed, stay) if not workers else ""
                 if not isinstance(rows, str):
                     report = InDatabaseRun(task, rows)()
                 else:

@@ -18,7 +18,7 @@ from connector.stores.hana.in_database import RowsInDatabase
 from connector.stores.hana.store import HanaStore
 from connector.sync import apply, run
 from connector.sync.in_database import InDatabaseRun
-from connector.sync.plan import plan
+from connector.sync.plan import PlanOptions, plan
 from connector.sync.run import Ends, sync
 from connector.sync.verify import verify
 from tests.connector.test_hana_embedding import ANY, ROWS, Scene, change, failing, scene_in
@@ -343,6 +343,15 @@ def test_a_sync_and_a_plan_say_why_rows_leave(scene, changed, reason):
     report, planned = scene.sync(), plan(scene.spec, scene.ends.source, scene.ends.store, scene.ends.embedder)
     assert f"the rows leave HANA: {reason}" in report.notes
     assert f"the rows leave HANA: {reason}" in planned.notes
+
+
+def test_the_setting_makes_rows_leave_and_a_later_sync_finds_them_unchanged(scene):
+    report = scene.sync(rows_stay=False)
+    assert (report.loaded, report.upserted) == (ROWS, ROWS)
+    planned = plan(scene.spec, scene.ends.source, scene.ends.store, scene.ends.embedder, PlanOptions(rows_stay=False))
+    for notes in (report.notes, planned.notes):
+        assert "the rows leave HANA: the setting sync.rows_stay is false" in notes
+    assert counts(scene.sync()) == (0, 0, ROWS, 0, 0, 0)
 
 
 def test_a_plan_says_that_rows_stay(scene, native):  # noqa: F811

@@ -87,6 +87,16 @@ def test_a_collection_is_planned_synced_searched_and_verified(make: Make) -> Non
     assert (info["device"]["path"], [each["name"] for each in info["settings"]]) == ("hana", ["precision", "path"])
 
 
+def test_a_setting_makes_rows_leave(emulator: Emulator, hana_schema: str) -> None:
+    table(emulator, hana_schema)
+    settings = settings_of(emulator, hana_schema, NEB) | {"sync": {"rows_stay": False}}
+    with closing(Service(Settings.model_validate(settings))) as service:
+        said = "the rows leave HANA: the setting sync.rows_stay is false"
+        assert said in service.sync.plan("parts").notes
+        report = service.sync.run("parts")
+    assert (report.loaded, said in report.notes) == (len(ROWS), True)
+
+
 def test_a_repeated_query_and_a_probe_ask_hana_nothing(make: Make) -> None:
     service = make()
     service.sync.run("parts")

@@ -58,7 +58,7 @@ _Run = tuple[SyncOptions, Watch]
 
 def run_options(settings: Settings, owner: str, **more: Any) -> SyncOptions:
     """Return the configured options of a run, overridden by `more`."""
-    names = ("page_rows", "max_deletes", "lease_wait", "window", "max_attempts", "readers")
+    names = ("page_rows", "max_deletes", "lease_wait", "window", "max_attempts", "readers", "rows_stay")
     return SyncOptions(owner=owner, **{name: getattr(settings.sync, name) for name in names} | more)
 
 
@@ -243,7 +243,8 @@ class Sync:
     def plan(self, name: str, *, samples: int = 5, estimate: bool = True, observer: Observer | None = None) -> Plan:
         """Return what a sync would do, without writing. Raises as a sync would before it writes."""
         spec, settings = self._collections.spec_of_table(name), self._parts.settings
-        options = PlanOptions(settings.sync.page_rows, settings.sync.max_deletes, samples)
+        run = settings.sync
+        options = PlanOptions(run.page_rows, run.max_deletes, samples, rows_stay=run.rows_stay)
         options = options if estimate else replace(options, measure_seconds=None)
         self._parts.check_schema()
         embedder = self._parts.embedder_for(name)

@@ -139,6 +139,7 @@ class SyncSettings(Section):
     longest_wait: Duration = setting(300.0, "longest time (5m, 1h) between attempts of a job without HANA", gt=0)
     give_up_after: Duration = setting(86_400.0, "time (12h, 2d) after which a job that waits for HANA fails")
     max_attempts: int = setting(6, "attempts at a row in quarantine; then only a change or a retry", ge=1)
+    rows_stay: bool = setting(True, "HANA's own models: HANA compares and writes rows that it can render itself")
 
 
 class ApiSettings(Section):
