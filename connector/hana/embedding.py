@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -41,6 +41,17 @@ def parameters(model: DatabaseModel) -> tuple[str, ...]:
 def probe(model: DatabaseModel) -> tuple[str, tuple[str, ...]]:
     """Return a statement and its parameters that embed a plain word and return the number of dimensions."""
     return f"SELECT CARDINALITY({embedding(model)}) FROM DUMMY", (PLAIN_WORD, *parameters(model))
+
+
+def embed_plain_word(query: Callable[..., Any], model: DatabaseModel) -> int | None:
+    """Return the number of dimensions; None: HANA gives no vector. `query`: of a session, or `read` of a pool.
+    Its errors name the model; if HANA refuses it, they say what to check."""
+    source = "" if model.remote_source is None else f" of remote source {model.remote_source!r}"
+    try:
+        ((dimension,),) = query(*probe(model), doing=f"embedding a plain word with hana:{model.name}{source}")
+    except (RowRejected, StatementFailed) as error:
+        raise type(error)(f"{error} {_needs(model)}", code=error.code) from None
+    return None if dimension is None else int(dimension)
 
 
 class HanaModel:
@@ -93,7 +104,7 @@ class HanaModel:
             except RowRejected:
                 continue
             except StatementFailed:
-                self._pool.read(*probe(self.model), doing="embedding a plain word in HANA")
+                embed_plain_word(self._pool.read, self.model)
         return found
 
 
@@ -111,18 +122,24 @@ def _vector(found: Any) -> np.ndarray[Any, np.dtype[np.float32]]:
     return np.frombuffer(bytes(found), dtype="<f4", offset=4)
 
 
+def _needs(model: DatabaseModel) -> str:
+    if model.remote_source is not None:
+        return (
+            f"Check the remote source {model.remote_source!r} to SAP AI Core (remote_source), this user's "
+            "right to use it, and the model's name"
+        )
+    return (
+        "VECTOR_EMBEDDING needs HANA Cloud from 2024 QRC 4 on, with Natural Language Processing switched on in HANA "
+        "Cloud Central (the free tier does not have it), and a model that the instance has; a model of SAP AI Core "
+        "needs remote_source"
+    )
+
+
 def _unusable(model: DatabaseModel, error: Exception) -> ConfigurationError:
     code = getattr(error, "code", 0)
     said = "the user or the instance lacks a privilege (code 258)." if code == 258 else str(error)
-    needs = (
-        "VECTOR_EMBEDDING needs HANA Cloud from 2024 QRC 4 on, with Natural Language Processing switched on in HANA "
-        "Cloud Central (the free tier does not have it), and a model that the instance has"
-        if model.remote_source is None
-        else f"check the remote source {model.remote_source!r} to SAP AI Core, this user's right to use it, and the "
-        "model's name"
-    )
     return ConfigurationError(
-        f"HANA does not embed with the model hana:{model.name}: {said} {needs[0].upper()}{needs[1:]}. Or name a model "
+        f"HANA does not embed with the model hana:{model.name}: {said} {_needs(model)}. Or name a model "
         "that runs here, such as all-MiniLM-L6-v2",
         code=code,
     )

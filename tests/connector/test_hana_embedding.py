@@ -18,9 +18,11 @@ from connector.errors import (
     RowRejected,
     StatementFailed,
     TextsNotEmbeddable,
+    classify,
 )
+from connector.hana import embedding
 from connector.hana.connection import HanaPool, Session
-from connector.hana.embedding import HanaModel, token_spans
+from connector.hana.embedding import HanaModel, embed_plain_word, token_spans
 from connector.hana.source import HanaSource
 from connector.model import ChunkSpec, CollectionSpec, DatabaseModel, TableRef
 from connector.retry import RetryPolicy
@@ -263,7 +265,7 @@ def test_vectors_of_another_dimension_are_blamed_on_no_text(scene, monkeypatch, 
     scene.sync()
     change(scene, 5, "another text")
     failing(monkeypatch, INSERT, [kind("another dimension", code=20005)] * 99)
-    monkeypatch.setattr(hana_store, "probe", lambda model: ("SELECT 3 FROM DUMMY WHERE ? <> ?", ("a", "b")))
+    monkeypatch.setattr(embedding, "probe", lambda model: ("SELECT 3 FROM DUMMY WHERE ? <> ?", ("a", "b")))
     with pytest.raises(ModelMismatch, match=r"now gives vectors of dimension 3, .* has 64"):
         scene.sync()
     assert scene.stored()["[5]"].text == "pump 5 leaks"
@@ -404,12 +406,28 @@ def test_an_instance_without_the_service_is_a_clear_error(code):
 @pytest.mark.parametrize(
     ("model", "said"),
     [
-        (DatabaseModel("SAP_XYZ.1"), "hana:SAP_XYZ.1.*a model that the instance has"),
+        (DatabaseModel("SAP_XYZ.1"), "hana:SAP_XYZ.1.*a model that the instance has.*needs remote_source"),
     ],
 )
 def test_an_unknown_model_is_a_clear_error(scene, model, said):
     with pytest.raises(ConfigurationError, match=said):
         HanaModel(scene.pool, model)
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        (None, "with hana:ada: .*code 403.*Natural Language Processing.*needs remote_source"),
+        ("AI_CORE", "with hana:ada of remote source 'AI_CORE': .*code 403.*Check the remote source 'AI_CORE'.*right"),
+    ],
+)
+def test_a_model_that_fails_later_is_named_with_its_remote_source(source, said):
+    def query(sql, parameters, *, doing):
+        raise classify(403, "internal error: a text", doing=doing)
+
+    with pytest.raises(StatementFailed, match=said) as caught:
+        embed_plain_word(query, DatabaseModel("ada", source))
+    assert (caught.value.code, "a text" in str(caught.value)) == (403, False)
 
 
 def test_a_model_of_a_remote_source_is_another_model(scene):

@@ -29,7 +29,7 @@ from connector.errors import (
 )
 from connector.hana import catalog
 from connector.hana.connection import HanaFeatures, HanaPool, Rows, quote
-from connector.hana.embedding import embedding, parameters, probe
+from connector.hana.embedding import embed_plain_word, embedding, parameters, probe
 from connector.hana.source import HanaSource
 from connector.model import (
     ChangeSet,
@@ -369,7 +369,7 @@ class HanaStore(VectorStore):
         try:
             return asked(records)
         except (RowRejected, StatementFailed):
-            self._pool.read(*probe(model), doing="embedding a plain word in HANA")
+            embed_plain_word(self._pool.read, model)
         alone: dict[int, float] = {}
         errors: list[RowRejected | StatementFailed] = []
         for id_ in records:
@@ -489,7 +489,7 @@ def _not_embeddable(
     """Embed each text alone, without storing it, and return HANA's errors by position. Raises HANA's error if it does
     not embed a plain word either, and ModelMismatch if that word's vector does not fit the collection."""
     sql, (_, *named) = probe(model)
-    ((dimension,),) = session.query(*probe(model), doing="embedding a plain word in HANA")
+    dimension = embed_plain_word(session.query, model)
     if dimension != found.stamp.dimension:
         raise ModelMismatch(
             f"HANA's model {model.name} now gives vectors of dimension {dimension}, and collection {found.name!r} has "
