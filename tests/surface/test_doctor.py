@@ -26,6 +26,7 @@ from app.src.service.service import Service
 from app.src.service.wiring import Parts
 from app.src.settings import CollectionSettings, EmbeddingSettings, HanaSettings, Settings
 from connector.errors import (
+    ConfigurationError,
     ConnectFailed,
     DatabaseError,
     LoginRefused,
@@ -33,6 +34,7 @@ from connector.errors import (
     UnknownTable,
 )
 from connector.hana.connection import HanaFeatures
+from connector.model import TableRef
 
 
 class Known(Exception):
@@ -486,6 +488,24 @@ def test_a_table_that_may_not_be_read_names_the_grant(
     assert caught.value.fix.startswith(fix)
 
 
+def test_a_delta_table_that_is_unknown_is_the_setting_to_correct(monkeypatch: pytest.MonkeyPatch) -> None:
+    def describe(ref: TableRef) -> object:
+        if ref.name == "T":
+            return SimpleNamespace(name="T")
+        raise UnknownTable(f"there is no table {ref}")
+
+    changes = {"method": "delta", "table": "S.MISSING"}
+    examined = probes(
+        monkeypatch, Pool(), collections=[{"name": "a", "source": "S.T", "template": "{X}", "changes": changes}]
+    )
+    monkeypatch.setattr(Parts, "source", SimpleNamespace(describe=describe))
+    with pytest.raises(Fault, match=r"no table S\.MISSING") as caught:
+        examined.probe_table(examined.settings.collections[0])
+    assert caught.value.fix == (
+        'correct [[collections]] a changes.table; or, if it is right: GRANT SELECT ON "S"."MISSING" TO "TECH"'
+    )
+
+
 def refusing(word: str, error: DatabaseError) -> Callable[[str], int]:
     def execute(sql: str) -> int:
         if sql.startswith(word):
@@ -515,6 +535,12 @@ def test_a_schema_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(Fault) as caught:
         examined.probe_store()
     assert caught.value.fix.startswith('CREATE SCHEMA "VECTORS" OWNED BY "o""dd"')
+
+
+def test_a_store_without_a_schema_says_which_setting_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    examined = probes(monkeypatch, Pool())
+    with pytest.raises(ConfigurationError, match=r"no schema for the vectors: set \[store\] schema"):
+        examined.probe_store()
 
 
 def test_a_store_is_tried_and_nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -572,6 +598,14 @@ def test_a_reranker_elsewhere_is_named(tmp_path: Path, monkeypatch: pytest.Monke
     assert told.detail.startswith("http rerank-v3: two texts in 250 ms; SENDS TEXTS AWAY: ")
     assert told.detail.endswith(" go to api.example")
     assert "canary-84" not in told.detail
+
+
+def test_a_slow_reranker_gets_the_limit_as_its_fix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    late = RerankFailed("it took longer than 2 s ([search] rerank_seconds)", outcome="timeout")
+    monkeypatch.setattr(Reranker, "probe", mock.Mock(side_effect=late))
+    told = the_reranker(tmp_path, search={"rerank": "tests.reranker:scores"})
+    assert (told.ok, told.detail) == (False, str(late))
+    assert told.fix.startswith("raise [search] rerank_seconds")
 
 
 def test_a_reranker_in_hana_waits_for_the_login(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

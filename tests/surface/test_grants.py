@@ -165,7 +165,7 @@ def test_with_just_these_rights_everything_works_and_nothing_else(place: Place) 
     assert json.loads(place.cli("changes", "install", "logged", "--json").stdout)["complete"]
     examined = {check["check"]: check for check in json.loads(place.cli("doctor", "--json").stdout)}
     assert [name for name, check in examined.items() if not check["ok"]] == []
-    assert "no others" in examined["hana rights"]["detail"]
+    assert "no rights beyond those needed" in examined["hana rights"]["detail"]
 
     source = place.source
     for statement in (
@@ -266,7 +266,7 @@ def test_doctor_says_what_is_more_than_needed(place: Place) -> None:
         return str(checks["hana rights"]["detail"])
 
     place.ready()
-    assert "no others" in told()
+    assert "no rights beyond those needed" in told()
     place.run(f"CREATE ROLE KEEPER{place.number}", f"GRANT DATA ADMIN TO KEEPER{place.number}")
     more = {
         f"KEEPER{place.number}": "DATA ADMIN",
@@ -277,7 +277,7 @@ def test_doctor_says_what_is_more_than_needed(place: Place) -> None:
     found = told()
     assert all(words in found for words in (*more.values(), "owl-sap grants")), found
     place.run(*(f"REVOKE {grant} FROM {place.user}" for grant in more), f"DROP ROLE KEEPER{place.number}")
-    assert "no others" in told()
+    assert "no rights beyond those needed" in told()
 
 
 def test_only_hanas_own_schemas_are_passed_over() -> None:

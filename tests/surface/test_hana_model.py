@@ -187,6 +187,7 @@ def test_doctor_and_sync_name_the_fix_where_hana_does_not_embed(code: str) -> No
             lines = {line["check"]: line for line in service.readiness.doctor()}
             assert not lines["model"]["ok"]
             assert "Natural Language Processing" in lines["model"]["detail"]
+            assert all(word in lines["model"]["fix"] for word in ("[embedding] model", "remote_source", "NLP"))
             with pytest.raises(ConfigurationError, match=f"code {code}"):
                 service.sync.run("parts")
 

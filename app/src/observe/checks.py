@@ -26,6 +26,7 @@ from app.src.observe.metrics import Metrics
 from app.src.observe.network import EXPIRES_SOON, Network, names_of
 from app.src.settings import ApiSettings, CollectionSettings, HanaSettings, Settings
 from connector.errors import (
+    ConnectorError,
     DatabaseError,
     LoginRefused,
     LogMissing,
@@ -54,11 +55,15 @@ _STALLED = "the engine has been computing one batch for {:.0f} s and nothing com
 NOT_CHECKED = "not checked"
 _MUST_CHANGE, _LOCKED = 414, 416  # HANA's codes
 _SOME = 5  # excess rights named in a message
+_HANA_MODEL_FIX = (
+    "check [embedding] model (also of [[collections]]), remote_source for a model of SAP AI Core, and that Natural "
+    "Language Processing (NLP) of the instance is switched on in SAP HANA Cloud Central"
+)
 _RERANKER_FIX = {
     "hana": "switch on Natural Language Processing (NLP) of the instance in SAP HANA Cloud Central (users report that "
     "the free tier lacks it), correct the model's name, or set [search] rerank to another reranker or off",
     "http": 'correct [search] rerank, rerank_key or rerank_model, allow the connection, or set rerank = "off"',
-    "cross-encoder": 'correct [search] rerank, raise rerank_seconds, or set rerank = "off"',
+    "cross-encoder": 'correct [search] rerank, or set rerank = "off"',
     "function": 'correct the function that [search] rerank names, or set rerank = "off"',
 }
 
@@ -217,7 +222,7 @@ class Checks:
         store_login = "store hana login" if store.hana is not None else "hana login"
         needs = ("torch", store_login) if in_hana else ("torch",)
         model: list[Step] = [
-            ("model", self.probe_model, needs, "check [embedding] model"),
+            ("model", self.probe_model, needs, _HANA_MODEL_FIX if in_hana else "check [embedding] model"),
             ("settings", self.probe_choices, ("model",), ""),
         ]
         if not in_hana:
@@ -334,7 +339,7 @@ class Checks:
             return f"cannot read this user's rights: {error}"
         beyond = excess(user, held, needed, own_places(self.settings, system))
         if not beyond:
-            return f"{_named(user)} has the required rights and no others"
+            return f"{_named(user)} has no rights beyond those needed"
         named = "; ".join(beyond[:_SOME]) + (f" and {len(beyond) - _SOME} more" if len(beyond) > _SOME else "")
         return f"MORE THAN NEEDED: {named}; use a technical user with only the rights that `owl-sap grants` prints"
 
@@ -366,9 +371,12 @@ class Checks:
         spec: CollectionSpec = collection.spec()
         source = self._parts.source
         grant = "; ".join(each.grant(_named(self.settings.hana.user)) for each in reading(spec))
+        unknown = "source"  # the setting to correct if a table is unknown
         try:
             table = source.describe(spec.source)
+            unknown = "changes.table"
             check(spec, table, source)
+            unknown = "source"
             query = Renderer(spec, table, self._parts.embedder_for(collection.name)).query
             if spec.changes.method == "log":
                 source.capture.check_log(query, log_of(spec))
@@ -379,7 +387,8 @@ class Checks:
         except LogMissing as error:
             raise Fault(str(error), f"owl-sap changes install {spec.name} --apply") from None
         except UnknownTable as error:  # HANA's catalogue hides objects without rights
-            fix = f"correct [[collections]] {spec.name} source; or, if it is right: {grant}"
+            grant = grant.rpartition("; ")[2] if unknown == "changes.table" else grant
+            fix = f"correct [[collections]] {spec.name} {unknown}; or, if it is right: {grant}"
             raise Fault(str(error), fix) from None
         return f"{spec.source}: {rows} rows readable"
 
@@ -393,7 +402,7 @@ class Checks:
         from connector.hana.privileges import creating, writing
         from connector.stores.hana.tables import VectorTable, state_tables
 
-        schema, user = self.settings.store_schema or "", _named(self.settings.store_hana.user)
+        schema, user = self._parts.schema(), _named(self.settings.store_hana.user)
         create = creating(schema).grant(user)
         # A vector table with a name that no collection has, dropped at once.
         table = VectorTable(schema, f"OWL__DOCTOR_{secrets.token_hex(6).upper()}")
@@ -419,7 +428,14 @@ class Checks:
     def probe_reranker(self, rerank: Callable[[], float]) -> str:
         """Rerank two texts of ours."""
         search = self.settings.search
-        detail = f"{search.kind} {search.name}: two texts in {rerank() * 1000:.0f} ms"
+        try:
+            seconds = rerank()
+        except ConnectorError as error:
+            if getattr(error, "outcome", "") != "timeout":
+                raise
+            fix = 'raise [search] rerank_seconds, name a faster reranker, or set rerank = "off"'
+            raise Fault(str(error), fix) from None
+        detail = f"{search.kind} {search.name}: two texts in {seconds * 1000:.0f} ms"
         if search.kind == "http":
             detail += f"; SENDS TEXTS AWAY: search texts and the texts of the best hits go to {search.host}"
         return detail
