@@ -74,13 +74,28 @@ def walk(owl_sap: OwlSap, name: str) -> dict[str, str]:
     return outputs
 
 
+def active_model(owl_sap: OwlSap) -> str:
+    (row,) = json.loads(owl_sap("status", "--json").stdout)
+    return str(row["model"])
+
+
 def test_collections_with_models_of_hana_and_of_a_remote_source(sample: Emulator, owl_sap: OwlSap) -> None:
     execute(sample, 'CREATE SCHEMA "VECTORS"')
     settings = Path("owl-sap.toml")
+    settings.write_text(re.sub('"hana:.*?"', '"hash:32"', block("settings")), encoding="utf-8")
+    owl_sap("sync", "materials")
     settings.write_text(block("settings"), encoding="utf-8")
     outputs = walk(owl_sap, "walk")
     assert list(outputs) == ["doctor", "plan", "sync", "verify", "search"]
+    assert active_model(owl_sap).startswith("hash:32")
+    compare, switch = re.findall(r"`owl-sap (generations materials --\w+)`", PAGE)
+    assert '"serving":1,"other":2' in owl_sap(*compare.split()).output
+    owl_sap(*switch.split())
+    assert active_model(owl_sap).startswith("hana:SAP_GXY")
+    owl_sap("verify", "materials")
     assert "SENDS TEXTS AWAY" not in outputs["doctor"]
+    assert "calls may be charged" in outputs["plan"]
+    assert "Calls may be charged." in PAGE
     remote = re.sub(r'^model = "hana:.*?\n', block("remote settings"), block("settings"), flags=re.M)
     assert "remote_source" in remote
     settings.write_text(remote, encoding="utf-8")
@@ -88,8 +103,7 @@ def test_collections_with_models_of_hana_and_of_a_remote_source(sample: Emulator
     assert list(outputs) == ["doctor", "plan", "sync", "generations", "verify", "search"]
     assert "SENDS TEXTS AWAY" in outputs["doctor"]
     assert "AI_CORE" in outputs["doctor"]
-    (row,) = json.loads(owl_sap("status", "--json").stdout)
-    assert row["model"].startswith("hana:text-embedding-3-small@")
+    assert active_model(owl_sap).startswith("hana:text-embedding-3-small@")
 
 
 def test_changes_by_delta_tables(sample: Emulator, owl_sap: OwlSap) -> None:
@@ -101,7 +115,9 @@ def test_changes_by_delta_tables(sample: Emulator, owl_sap: OwlSap) -> None:
     first = json.loads(owl_sap("sync", "--all", "--json").stdout)
     assert [(run["method"], run["upserted"], run["complete"]) for run in first] == [("full", 3, True)] * 2
     execute(sample, *re.findall(r"^(.*);$", changes, re.M))
-    assert "change detection: delta table\n" in owl_sap("plan", "suppliers").stderr
+    planned = owl_sap("plan", "suppliers").stderr
+    for said in re.findall(r"`owl-sap plan suppliers` now says `(.*?)`, and `(.*?)`", walk)[0]:
+        assert said in planned
     (command,) = re.findall(r"`owl-sap (sync --all --max.*?)`", walk)
     second = json.loads(owl_sap(*command.split(), "--json").stdout)
     found = [(run["method"], run["read"], run["upserted"], run["deleted"]) for run in second]
