@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from hana_emulator.tls import Tls
 
 _PARENT_CHECK_SECONDS = 0.5
+_LARGEST_PORT = 65535
 # In the data folder while it is served: a copy of the first line, for programs that know only the folder
 _GREETING = "connection.json"
 
@@ -89,6 +90,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--parent-pid", type=int, metavar="PID", help="end when this process ends")
     options = parser.parse_args(arguments)
+    if not 0 <= options.port <= _LARGEST_PORT:
+        parser.error(f"--port must be from 0 to {_LARGEST_PORT}, not {options.port}; 0 picks a free port")
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: sys.exit(0))
     try:

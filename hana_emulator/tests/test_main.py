@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from emulator_sql import open_database
+from hana_emulator.__main__ import main
 from hana_emulator.testing import launch, running
 
 
@@ -46,6 +47,14 @@ def test_signals_end_it_cleanly_with_clients_connected(tmp_path: Path, number: i
         assert emulator.process.stderr.read() == ""
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection((emulator.host, emulator.port), timeout=5)
+
+
+@pytest.mark.parametrize("port", ["99999", "-1"])
+def test_a_port_that_cannot_be_is_a_usage_error(port: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["--port", port])
+    assert caught.value.code == 2
+    assert f"--port must be from 0 to 65535, not {port}" in capsys.readouterr().err
 
 
 def test_committed_data_survives_a_restart_and_a_kill(tmp_path: Path) -> None:
