@@ -146,7 +146,11 @@ def test_nothing_is_overwritten_unless_told_so(
         (["--table", "SAPDEMO.QMELL"], 2, "Did you mean 'QMEL'"),
         (["--table", "sapdemo.QMEL"], 2, "case-sensitive"),
         (["--table", "QMEL"], 2, "SCHEMA.TABLE"),
-        (["--schema", "SAPDEMO"], 2, "no table of SAPDEMO chosen: give --table"),
+        (
+            ["--schema", "SAPDEMO"],
+            2,
+            "no table of SAPDEMO chosen: give --table SCHEMA.TABLE (repeatable), for example SAPDEMO.",
+        ),
         (["--schema", "SAPDEM", "--yes"], 2, "Did you mean 'SAPDEMO'"),
         (["--offline", "--table", "SAPDEMO.QMEL"], 2, "--offline"),
         (["--password-file", "nowhere", "--table", "SAPDEMO.QMEL"], 2, "--password-file"),

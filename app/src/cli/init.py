@@ -141,7 +141,8 @@ def _chosen(service: Service, schema: str | None, ask: bool, accept: bool) -> li
         return [ref for ref, *_ in found[:_MOST_UNPROMPTED]]
     if not ask:
         best = ", ".join(ref.name for ref, *_ in found[:_NAMES_SHOWN])
-        raise UsageFault(f"no table of {schema} chosen: give --table NAME (repeatable), or --yes for three of: {best}")
+        example = f"--table SCHEMA.TABLE (repeatable), for example {found[0][0]}"
+        raise UsageFault(f"no table of {schema} chosen: give {example}, or --yes for three of: {best}")
     output.say(f"Tables and views of {schema} with text columns, most likely first:")
     for number, (ref, count, texts) in enumerate(found, 1):
         rows = "view" if count is None else f"{count:,} rows"
