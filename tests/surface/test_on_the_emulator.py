@@ -287,6 +287,16 @@ def test_many_deletions_pause_and_say_how_to_go_on(here: Cli, sample: Emulator, 
 
 
 @pytest.mark.usefixtures("small")
+def test_a_search_that_is_not_reranked_says_so_once(
+    here: Cli, hana: dict[str, str], caplog: pytest.LogCaptureFixture
+) -> None:
+    assert here("sync", "small", **hana).code == 0
+    found = here("search", "small", "text", "--json", OWL_SAP_SEARCH__RERANK="builtins:len", **hana)
+    assert (found.code, found.err.count("reranked")) == (0, 1)
+    assert "rerank" not in caplog.text
+
+
+@pytest.mark.usefixtures("small")
 def test_many_blank_rows_and_another_type_pause_with_the_reason(
     here: Cli, sample: Emulator, hana: dict[str, str]
 ) -> None:

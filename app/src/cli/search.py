@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -59,6 +60,7 @@ def search(  # noqa: PLR0913 - a verb has as many parameters as options
     with refusals():
         grouped = group if group is not None else output.for_people() and not json
         options = SearchOptions(mode, min_score, mmr, None, passages, explain, rerank, grouped)
+    logging.getLogger("app.src.service.rerank").setLevel(logging.ERROR)  # its warning would repeat a note
     with opened() as service, refusals():
         try:
             found = service.search.run(name, asked, k, where, options, principal=OPERATOR)
