@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 from fastapi import APIRouter, Request, Response
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, ValidationError, ValidatorFunctionWrapHandler, WrapValidator
+from pydantic_core import PydanticCustomError
 
 from app.src.api.embeddings import OPENAI_ERRORS
 from app.src.api.errors import Refused
@@ -19,11 +20,21 @@ class TextDocument(Body):
     text: str
 
 
+def _document(given: Any, read: ValidatorFunctionWrapHandler) -> str | TextDocument:
+    """Read a document. Its error is one, and does not name our types."""
+    try:
+        return cast("str | TextDocument", read(given))
+    except ValidationError:
+        raise PydanticCustomError("document", 'must be a text, or an object with "text" alone') from None
+
+
 class RerankRequest(Body):
     """`model` is optional, because only one reranker is served here."""
 
     query: str = Field(examples=["oil pump"])
-    documents: Annotated[list[str | TextDocument], BOUNDED] = Field(examples=[["Hydraulic oil pump", "Office chair"]])
+    documents: Annotated[list[Annotated[str | TextDocument, WrapValidator(_document)]], BOUNDED] = Field(
+        examples=[["Hydraulic oil pump", "Office chair"]]
+    )
     top_n: int | None = Field(default=None, ge=1, description="the best so many; null: all")
     return_documents: bool = Field(default=False, description="repeat the text of each result")
     model: str | None = Field(default=None, description="the name of the configured reranker, as explain shows it")
