@@ -151,6 +151,7 @@ def test_weights_that_were_cut_off_are_refused(make_folder: Callable[..., Path],
     [
         ({"model": "./none"}, ModelNotFound, "no such folder"),
         ({"model": "none-such"}, ModelNotFound, "hf download none-such"),
+        ({"model": "HANA:SAP_GXY.20250407"}, ModelNotFound, "prefix in lower case, hana:SAP_GXY.20250407"),
         ({"model": ""}, EngineError, ""),
         ({"device": "cuda:99"}, DeviceUnavailable, "cuda:99"),
         ({"device": "tpu"}, DeviceUnavailable, "is not auto, cpu, cuda, cuda:N or all"),

@@ -50,6 +50,8 @@ def find_folder(model: str, revision: str | None = None, cache: Path | None = No
     try:
         return Path(snapshot_download(model, revision=revision, local_files_only=True))
     except (LocalEntryNotFoundError, HFValidationError):
+        if model.lower().startswith("hana:"):
+            raise ModelNotFound(f"model {model!r}: write the prefix in lower case, hana:{model[5:]}") from None
         known = ", ".join(PACKAGED)
         at = f" at revision {revision}" if revision else ""
         raise ModelNotFound(
