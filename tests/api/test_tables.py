@@ -89,7 +89,7 @@ def test_the_documented_shapes_are_the_answered_ones(client: httpx.Client, schem
     found = client.get(f"/v1/tables/{schema}//BIC/AZD00100").json()
     assert set(shapes["TableDetailBody"]["properties"]) == set(found)
     assert set(shapes["ProposalBody"]["properties"]) == set(found["proposal"])
-    assert set(shapes["Column"]["properties"]) == set(found["columns"][0])
+    assert set(shapes["ColumnBody"]["properties"]) == set(found["columns"][0])
 
 
 def test_what_is_not_there_comes_with_the_nearest_names(client: httpx.Client, schema: str) -> None:

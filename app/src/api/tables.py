@@ -16,7 +16,7 @@ from app.src.api.requests import Body, Executors, Json, answered
 from app.src.service.catalog import CollectionExists, NotSaved
 from app.src.settings import CollectionSettings, InvalidCollection
 from connector.errors import ConfigurationError, UnknownTable
-from connector.model import Column, TableRef
+from connector.model import TableRef
 
 
 class TableBody(BaseModel):
@@ -26,6 +26,15 @@ class TableBody(BaseModel):
     comment: str
     columns: int
     rows: int | None = Field(description="HANA's own count; null for views, and without the privilege")
+
+
+class ColumnBody(BaseModel):
+    name: str
+    type_name: str
+    length: int = Field(description="characters, bytes or decimal precision")
+    scale: int
+    nullable: bool
+    comment: str
 
 
 class ProposalBody(BaseModel):
@@ -57,7 +66,7 @@ class TableDetailBody(BaseModel):
     comment: str
     rows: int | None
     key: list[str] = Field(description="the primary key")
-    columns: list[Column]
+    columns: list[ColumnBody]
     proposal: ProposalBody | None
     reason: str | None = Field(description="why there is no proposal")
 
