@@ -7,6 +7,7 @@ import shutil
 import socket
 from collections import namedtuple
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -129,6 +130,19 @@ def test_a_token_that_others_can_read_is_refused(
     assert "RAY_AUTH_TOKEN" not in os.environ
     assert os.environ["RAY_AUTH_MODE"] == "token"
     assert os.environ["RAY_USAGE_STATS_ENABLED"] == os.environ["RAY_ENABLE_AUTO_CONNECT"] == "0"
+
+
+@pytest.mark.proves(36)
+def test_ray_authenticates_if_a_library_imported_it_before(ray: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    ray._raylet.Config.initialize('{"AUTH_MODE": "disabled"}')  # as it is after an import without the variables
+
+    def started(**_: object) -> None:
+        assert ray._raylet.get_authentication_mode() == ray._raylet.AuthenticationMode.TOKEN
+        raise RuntimeError("that will do")
+
+    monkeypatch.setattr(ray, "init", started)
+    with pytest.raises(Unavailable, match="that will do"):
+        Cluster(ScaleSettings())
 
 
 @pytest.mark.parametrize("address", ["HEAD", "ray://head:10001", "auto", "head:", "local:1/"])

@@ -501,6 +501,8 @@ def _connected(scale: ScaleSettings, gpus: int | None) -> Iterator[None]:
                 f"--scale ray needs Ray, which is not installed: {install_command('ray')}"
             ) from error
 
+        # Ray reads RAY_AUTH_MODE when it is imported, which a library may have done before.
+        ray._raylet.Config.initialize('{"AUTH_MODE": "token"}')
         # Ray would print deaths of workers to stdout, which is for data; RayWorker logs them. A test finds a new name.
         ray._private.worker.print_to_stdstream = lambda *_, **__: None
         # In the main thread Ray would replace the handler of SIGTERM. The thread that starts a local cluster must live
