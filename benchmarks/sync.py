@@ -81,8 +81,8 @@ TARGETS = {  # by part, or by part and store
     "unchanged, hana": at_most(1.6),
     "memory": at_most(100),
     "one": at_most(1),
-    "delta": at_most(1),
     "delta, source": at_most(0.05),
+    "delta": at_most(1),
     "inside": at_most(0.05),
 }
 

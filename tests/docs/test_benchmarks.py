@@ -20,7 +20,7 @@ from tests.docs.sections import ROOT, check_section
 PAGE = "docs/benchmarks.md"
 RESULTS = ROOT / "benchmarks/results"
 WRITER = "tests/docs/test_benchmarks.py"
-QUOTING = (PAGE, "README.md", "docs/models.md", "docs/scale.md")  # pages that quote figures between two marks
+QUOTING = (PAGE, "README.md", "docs/hana.md", "docs/models.md", "docs/scale.md")  # quote figures between two marks
 QUOTE = re.compile(r"(<!-- = ([\w-]+): (.+?) -->).*?(<!-- / -->)")
 LOADS = ("short", "skewed", "long")
 PEERS = ("sentence-transformers", "infinity", "onnx", "openvino", "onnx-int8")
@@ -31,7 +31,7 @@ FOUND: dict[str, dict[str, Any]] = {
 
 # Present goals, by a figure's name or a part of it.
 GOALS: dict[str, Mapping[str, Target]] = {
-    "delta": sync.TARGETS,
+    "hana": sync.TARGETS,
     "kills": kills.TARGETS,
     "load": crowd.TARGETS,
     "multilingual": {f"{peer} / ours": goal for each in embed.MULTILINGUAL.values() for peer, goal in each.items()},
