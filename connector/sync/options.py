@@ -81,7 +81,7 @@ class Report:
 class SyncReport(Report):
     """Counts in source rows: `read = upserted + unchanged + empty + quarantined + superseded`; `deleted` is separate.
 
-    `emptied`: stored rows that became blank; they are part of `empty`, and removed unless the run pauses.
+    `emptied`: stored rows that became blank; they are part of `empty`, and removed unless the run pauses or stops.
     `paused` is None, `max_deletes` (upserts were applied, deletions were not), `schema_changed` (nothing was applied)
     or `log_missing` (nothing was read). `stopped`: ended early on request, with no deletions and the old checkpoint.
     `complete`: every row was compared. `method`: `full` (all rows by value), `hash` or `rowid` (all, unchanged ones not

@@ -88,6 +88,7 @@ class Run:
         self._written: dict[str, bytes | None] = {}
         self._limit = self._options.max_deletes * max(task.checkpoint.rows_read - task.checkpoint.empty, 0)
         self._emptied = 0
+        self._spared: set[str] = set()  # ids that the limit of deletions kept, which a feed may name again
         self._index: StoredIndex | None = None  # of the whole store; None: look up the documents of each batch
 
     def __call__(self) -> SyncReport:
@@ -337,9 +338,13 @@ class Run:
 
     def _remove_blank(self, id_: str, position: int) -> None:
         """Handle a stored document whose row is now blank."""
+        if id_ in self._spared:
+            return
         self._emptied += 1
         if self._may_delete(self._emptied, FREE_DELETES):
             self._delete(id_)
+        else:
+            self._spared.add(id_)
 
     def _delete_unseen(self) -> list[str]:
         """Delete what a complete feed did not give. Return the ids whose quarantine entries must be removed."""
@@ -349,11 +354,13 @@ class Run:
         """Handle a row that the feed reports as deleted."""
         was_pending, again = self._supersede(id_), id_ in self._written
         stored = self._written[id_] is not None if again else position >= 0
-        if stored:
+        if stored and id_ not in self._spared:
             self._report.to_delete += 1
             if self._may_delete(self._report.deleted + 1, 0):
                 self._report.deleted += 1
                 self._delete(id_)
+            else:
+                self._spared.add(id_)
         self._release(id_, was_pending or again)
 
     def _delete(self, id_: str) -> None:

@@ -109,6 +109,20 @@ def test_a_row_that_the_engine_refused_earlier_in_the_run(synced, monkeypatch, e
     assert 0 not in synced.stored()
 
 
+@pytest.mark.parametrize("ending", ["gone", "blank"])
+def test_a_row_that_the_limit_of_deletions_keeps_counts_once(synced, ending):
+    for number in range(10, 20):
+        synced.table.put(number, f"valve {number}", second(60))
+    synced.sync()
+    for number in (*range(12), 11, 11):
+        synced.table.put(number, None, second(61))
+        if ending == "gone":
+            synced.table.delete(number)
+    report = synced.sync(max_deletes=0.0)
+    assert report.paused == "max_deletes"
+    assert (report.to_delete, report.emptied) == ((12, 0) if ending == "gone" else (0, 12))
+
+
 def test_entries_stay_in_the_log_when_another_worker_has_taken_over(synced, monkeypatch):
     """Even if nothing was to be written: the other one may be about to store what it read before."""
     entries_of_two_pages(synced.table)

@@ -358,15 +358,21 @@ def test_a_store_that_cannot_be_opened_is_one_message_and_debug_says_where(cli: 
     [
         (
             {"to_delete": 27},
-            "27 stored rows are no longer in the source, more than max_deletes allows: nothing was dele",
+            "27 stored rows are no longer in the source, more than max_deletes allows: nothing was deleted",
         ),
         (
             {"to_delete": 27, "deleted": 10},
             "10 of them were deleted before the limit was reached, the others were kept",
         ),
         ({"emptied": 986}, "986 stored rows became blank, more than max_deletes allows: nothing was deleted"),
-        ({"to_delete": 2, "emptied": 9}, "2 stored rows are no longer in the source and 9 became blank, more than max"),
-        ({"emptied": 11, "complete": False}, "blank ones may have been deleted before the limit was reached"),
+        (
+            {"to_delete": 2, "emptied": 9},
+            "2 stored rows are no longer in the source and 9 became blank, more than max_deletes allows: nothing was",
+        ),
+        (
+            {"to_delete": 27, "emptied": 11, "deleted": 10, "complete": False},
+            "some may have been deleted before the limit was reached, the others were kept",
+        ),
     ],
 )
 def test_what_the_brake_kept_is_told_as_it_is(

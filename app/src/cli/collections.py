@@ -109,10 +109,10 @@ def _is_paused(name: str, report: SyncReport) -> bool:
             continue
         what = output.lost_rows(each.to_delete, each.emptied)
         kept = "nothing was deleted"
-        if each.deleted:
+        if each.emptied and not each.complete:
+            kept = "some may have been deleted before the limit was reached, the others were kept"
+        elif each.deleted:
             kept = f"{each.deleted} of them were deleted before the limit was reached, the others were kept"
-        elif each.emptied and not each.complete:
-            kept = "blank ones may have been deleted before the limit was reached, the others were kept"
         output.say(
             f"{subject}: {what}, more than max_deletes allows: {kept}. If this is expected: "
             f"owl-sap sync {name} --full --max-deletes 1"
