@@ -1,4 +1,4 @@
-"""docs/hana.md: its walks run as they stand there, on the emulator with its sample tables."""
+"""Run the walks of docs/hana.md on the emulator with its sample tables."""
 
 from __future__ import annotations
 

@@ -370,26 +370,25 @@ class Checks:
 
         spec: CollectionSpec = collection.spec()
         source = self._parts.source
-        grant = "; ".join(each.grant(_named(self.settings.hana.user)) for each in reading(spec))
-        unknown = "source"  # the setting to correct if a table is unknown
+        grants = [each.grant(_named(self.settings.hana.user)) for each in reading(spec)]
+        fix = f"correct [[collections]] {spec.name}"
         try:
             table = source.describe(spec.source)
-            unknown = "changes.table"
-            check(spec, table, source)
-            unknown = "source"
+            try:
+                check(spec, table, source)
+            except UnknownTable as error:  # the table of the change method, whose right is the last
+                raise Fault(str(error), f"{fix} changes.table; or, if it is right: {grants[-1]}") from None
             query = Renderer(spec, table, self._parts.embedder_for(collection.name)).query
             if spec.changes.method == "log":
                 source.capture.check_log(query, log_of(spec))
             rows = source.count(query)
             next(iter(source.pages(query, 1)), None)
         except PermissionRefused as error:
-            raise Fault(str(error), grant) from None
+            raise Fault(str(error), "; ".join(grants)) from None
         except LogMissing as error:
             raise Fault(str(error), f"owl-sap changes install {spec.name} --apply") from None
         except UnknownTable as error:  # HANA's catalogue hides objects without rights
-            grant = grant.rpartition("; ")[2] if unknown == "changes.table" else grant
-            fix = f"correct [[collections]] {spec.name} {unknown}; or, if it is right: {grant}"
-            raise Fault(str(error), fix) from None
+            raise Fault(str(error), f"{fix} source; or, if it is right: {'; '.join(grants)}") from None
         return f"{spec.source}: {rows} rows readable"
 
     def probe_store(self) -> str:
@@ -458,7 +457,7 @@ def choices(engine: Engine) -> list[Setting]:
     from app.src.core.device import Setting, settings_of
 
     path = Setting("path", engine.path, engine.path_reason)
-    if engine.path in ("hashing", "hana"):  # without matrix products there are no other choices
+    if engine.path in ("hashing", "hana"):  # both multiply no matrices, so nothing else is chosen
         return [Setting("precision", engine.precision, engine.precision_reason), path]
     return [path, *settings_of(engine.profile, chosen=(engine.precision, engine.precision_reason))]
 
