@@ -179,7 +179,7 @@ def test_many_deletions_wait_for_a_person(serve: Serve, source: Stepwise, open_p
     page.get_by_role("button", name="Sync", exact=True).click()
     page.get_by_role("button", name="Delete 20 rows …").click()
     dialog = page.get_by_role("dialog", name="Delete these rows?")
-    expect(dialog).to_contain_text("the source is not changed")
+    expect(dialog).to_contain_text("The source is not changed")
     dialog.get_by_role("button", name="Delete").click()
     expect(page.locator("main").get_by_text("24 rows read: 24 unchanged, 20 deleted.")).to_be_visible()
     expect(page.get_by_role("button", name="Delete 20 rows …")).to_have_count(0)
