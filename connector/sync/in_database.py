@@ -21,7 +21,7 @@ from connector.stores.hana.store import HanaStore
 from connector.stores.store import VectorStore
 from connector.sync.feeds.feed import Batch, Feed
 from connector.sync.options import SyncReport
-from connector.sync.reconcile import FREE_DELETES, Run, Task
+from connector.sync.reconcile import FREE_DELETES, Run, Task, deletion_limit
 
 
 def rows_in_sql(
@@ -44,9 +44,9 @@ def rows_in_sql(
         rows = compile_rows(renderer, table)
     except ValueError as reason:
         return str(reason)
-    if rows.odd and (odd := source.count_where(renderer.query, rows.odd)):
-        return f"{odd} keys are too long or contain control characters"
     try:  # a function may be missing, or take other arguments
+        if rows.odd and (odd := source.count_where(renderer.query, rows.odd)):
+            return f"{odd} keys are too long or contain control characters"
         source.pool.read(rows.first(), doing="rendering a row in HANA")
     except (Overloaded, RowRejected, StatementFailed) as error:
         return f"HANA does not render them: {error}"
@@ -65,8 +65,7 @@ class InDatabaseRun(Run):
         self._rows = store.in_database(self._lease.collection, source, rows, model)
         self._embedded = 0
         self._blank: list[str] = []  # stored documents whose rows are blank, as many as may be deleted
-        status = store.status(self._lease.collection)
-        self._limit = self._options.max_deletes * (0 if status is None else status.rows)
+        self._limit = deletion_limit(task)
 
     def __call__(self) -> SyncReport:
         report = super().__call__()

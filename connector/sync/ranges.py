@@ -30,7 +30,7 @@ from connector.stores.store import VectorStore
 from connector.sync import schema
 from connector.sync.feeds.feed import Batch, Feed
 from connector.sync.options import Ends, SyncOptions, SyncReport, Watch
-from connector.sync.reconcile import FREE_DELETES, Run, Task, reconcile
+from connector.sync.reconcile import FREE_DELETES, Run, Task, deletion_limit, reconcile
 from connector.sync.stored_index import StoredIndex
 
 RANGE_ROWS = 20_000  # of a large table: a border costs as much as a page, and the last worker ends one range late
@@ -302,7 +302,7 @@ def reconcile_spread(spec: CollectionSpec, task: Task, workers: Workers) -> Sync
         return reconcile(task)
     start, name, store = time.perf_counter(), task.lease.collection, task.ends.store
     since = max((entry.last_seen for entry in store.quarantine(name) if entry.last_seen), default=None)
-    limit, salt = _limit(task), token_bytes(16)
+    limit, salt = deletion_limit(task), token_bytes(16)
     tasks = [RangeTask(spec, task.lease, within, task.options, task.renderer.digest, since, salt) for within in ranges]
     spread = run_ranges(tasks, workers, store, task.watch, rows)
     # A worker that was taken for lost may still be writing, and must not while the driver does.
@@ -326,14 +326,6 @@ def reconcile_spread(spec: CollectionSpec, task: Task, workers: Workers) -> Sync
     seconds = time.perf_counter() - start
     report.seconds, report.rows_per_second = round(seconds, 3), round(report.read / seconds, 1)
     return report
-
-
-def _limit(task: Task) -> float:
-    """Return how many rows the run may delete: a share of those before it, because workers add rows. If there were
-    none, the run itself has added every row that is gone at its end."""
-    share = task.options.max_deletes
-    status = task.ends.store.status(task.lease.collection) if share < 1 else None
-    return share * status.rows if status and status.rows else inf
 
 
 def _ranges(task: Task, workers: int) -> tuple[int, Sequence[KeyRange]]:

@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
+from math import inf
 from sys import getsizeof
 
 import numpy as np
@@ -48,6 +49,14 @@ class Task:
     checkpoint: Checkpoint
     columns: Mapping[str, str]
     began: datetime
+
+
+def deletion_limit(task: Task) -> float:
+    """Return how many rows a run may delete that at its end compares all stored rows, also its own: a share of those
+    before it. If there were none, the run itself has added every row that is gone at its end."""
+    share = task.options.max_deletes
+    status = task.ends.store.status(task.lease.collection) if share < 1 else None
+    return share * status.rows if status and status.rows else inf
 
 
 def reconcile(task: Task) -> SyncReport:
@@ -386,13 +395,14 @@ class Run:
             report.paused = "max_deletes"
         elif gone or emptied:
             ordered = ids()
-            if len(ordered) > max(gone + emptied, limit):  # the source lost rows after they were counted
-                report.to_delete, report.paused = len(ordered) - emptied, "max_deletes"
+            report.to_delete = max(len(ordered) - emptied, 0)  # the source may have changed since they were counted
+            if len(ordered) > max(gone + emptied, limit):
+                report.paused = "max_deletes"
                 return
             for start in range(0, len(ordered), size):
                 self._writer.remove(ordered[start : start + size])
                 failpoints.reach("mid_delete")
-            report.deleted += gone
+            report.deleted += report.to_delete
 
 
 class FullRun(Run):

@@ -173,19 +173,33 @@ def test_too_many_deletions_pause_it(scene):
     assert len(scene.stored()) == 5
 
 
-def test_rows_that_leave_while_deletions_are_counted_are_not_deleted_beyond_the_limit(scene, monkeypatch):
+@pytest.mark.parametrize(("left", "limited"), [(3, False), (ROWS, True)], ids=["within the limit", "a reload"])
+def test_rows_that_leave_while_deletions_are_counted(scene, monkeypatch, left, limited):
     scene.sync()
     scene.run(f'DELETE FROM {SRC} WHERE "K" = 1')
     real = RowsInDatabase.gone_ids
 
-    def emptied(self):  # a job that reloads the table
-        scene.run(f"DELETE FROM {SRC}")
+    def emptied(self):
+        scene.run(f'DELETE FROM {SRC} WHERE "K" < ?', left)
         return real(self)
 
     monkeypatch.setattr(RowsInDatabase, "gone_ids", emptied)
     report = scene.sync(max_deletes=0.2)
-    assert (report.paused, report.to_delete, report.deleted) == ("max_deletes", ROWS, 0)
-    assert len(scene.stored()) == ROWS
+    paused, deleted = ("max_deletes", 0) if limited else (None, left)
+    assert (report.paused, report.to_delete, report.deleted) == (paused, left, deleted)
+    assert len(scene.stored()) == ROWS - deleted
+
+
+def test_a_row_that_leaves_during_the_first_sync_does_not_pause_it(scene, monkeypatch):
+    real = RowsInDatabase.gone
+
+    def leaving(self):
+        scene.run(f'DELETE FROM {SRC} WHERE "K" = 1')
+        return real(self)
+
+    monkeypatch.setattr(RowsInDatabase, "gone", leaving)
+    report = scene.sync(max_deletes=0.2)
+    assert (report.paused, report.deleted, len(scene.stored())) == (None, 1, ROWS - 1)
 
 
 def test_a_row_that_changes_within_a_transaction_is_stored_once(scene, monkeypatch):
@@ -297,6 +311,16 @@ def test_rows_that_hana_fails_to_render_pass_through_us(scene, monkeypatch, part
     assert sum(str(errors[0]) in note for note in report.notes) == 1
     monkeypatch.undo()
     assert counts(scene.sync()) == (0, 0, ROWS, 0, 0, 0)
+
+
+def test_keys_that_hana_fails_to_examine_make_rows_leave(scene, monkeypatch):
+    scene.run(f"""ALTER TABLE {SRC} ADD ("KEY" NVARCHAR(20) DEFAULT 'k' NOT NULL)""")
+    scene.run(f'UPDATE {SRC} SET "KEY" = TO_NVARCHAR("K")')
+    scene.spec = replace(scene.spec, key=("KEY",))
+    failing(monkeypatch, '"KEY" LIKE_REGEXPR', [StatementFailed("no such function")])
+    report = scene.sync()
+    assert (report.loaded, report.upserted) == (ROWS, ROWS)
+    assert "the rows leave HANA: HANA does not render them: no such function" in report.notes
 
 
 def test_blank_rows_are_deleted_although_hana_never_renders_all_texts_at_once(scene):
