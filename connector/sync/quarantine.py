@@ -6,7 +6,7 @@ import re
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from connector.document.document import Plain, Renderer, named_key, parse_id, quarantine_id
@@ -175,11 +175,13 @@ def _by_digest(id_: str) -> bool:
 
 
 def drop(store: VectorStore, collection: str, ids: Sequence[str], options: SyncOptions) -> int:
-    """Drop these entries and return their number. The next sync retries the rows. Raises LeaseLost while another worker
-    holds the collection."""
+    """Drop these entries and return their number. The next sync compares every row, and so retries these, whose sources
+    may not report them as changed. Raises LeaseLost while another worker holds the collection."""
     with store.lease(collection, options.owner, options.lease_wait) as lease:
-        there = {row.id for row in store.quarantine(collection)}
+        there, status = {row.id for row in store.quarantine(collection)}, store.status(collection)
         found = [id_ for id_ in ids if id_ in there]
+        checkpoint = None if status is None else replace(status.checkpoint, mark=None, last_full=None)
         for start in range(0, len(found), options.page_rows):
-            store.apply(lease, ChangeSet(released=found[start : start + options.page_rows]))
+            some = found[start : start + options.page_rows]
+            store.apply(lease, ChangeSet(released=some, checkpoint=checkpoint, partial=True))
     return len(found)

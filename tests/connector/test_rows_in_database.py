@@ -271,6 +271,24 @@ def test_a_lost_lease_writes_nothing(scene, monkeypatch):
     assert scene.stored()["[3]"].text == "pump 3 leaks"
 
 
+def test_rows_are_counted_whose_commit_lost_its_reply(scene, monkeypatch):
+    real, lost = Session.commit, [1, 1]
+
+    def commit(self, doing):
+        real(self, doing)
+        if lost and doing.startswith("writing"):
+            lost.pop()
+            self.broken = True
+            raise ConnectionLost("gone", code=-10807)
+
+    monkeypatch.setattr(Session, "commit", commit)
+    report = scene.sync()
+    assert (counts(report), report.embedded_texts) == ((0, ROWS, 0, 0, 0, 0), ROWS)
+    scene.run(f"""UPDATE {SRC} SET "GRP" = 'M' WHERE "K" < 5""")
+    lost.append(1)
+    assert counts(scene.sync()) == (0, 5, ROWS - 5, 0, 0, 0)
+
+
 @pytest.mark.parametrize("error", [StatementFailed("down", code=8), ConnectionLost("gone", code=-10807)])
 def test_a_failing_service_quarantines_nothing_and_a_lost_connection_is_tried_again(scene, monkeypatch, error):
     scene.sync()

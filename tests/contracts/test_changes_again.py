@@ -16,6 +16,7 @@ from connector.errors import LeaseLost, TextsNotEmbeddable
 from connector.model import ChangeSet, QuarantinedRow, log_of
 from connector.protocols import Embedder
 from connector.stores.local.store import LocalStore
+from connector.sync.quarantine import drop
 from connector.sync.run import Ends, sync
 from tests.contracts.changing import OPTIONS, MemorySource, MemoryTable, Synced, second
 
@@ -107,6 +108,18 @@ def test_a_row_that_the_engine_refused_earlier_in_the_run(synced, monkeypatch, e
     synced.sync(window=1)
     assert [row.id for row in synced.store.quarantine("c")] == (["[0]"] if ending == "the same" else [])
     assert 0 not in synced.stored()
+
+
+def test_a_row_whose_entry_is_dropped_is_tried_by_the_next_sync(synced):
+    with synced.store.lease("c", "test", 1) as lease:
+        row = QuarantinedRow("[0]", "embed", "no vector", digest=b"12345678")
+        synced.store.apply(lease, ChangeSet(deleted=["[0]"], quarantined=[row]))
+    assert drop(synced.store, "c", ["[1]"], OPTIONS) == 0
+    assert (report := synced.sync()).read == 0, report
+    assert drop(synced.store, "c", ["[0]"], OPTIONS) == 1
+    assert (report := synced.sync()).upserted == 1, report
+    synced.agrees()
+    assert synced.sync().read == 0
 
 
 @pytest.mark.parametrize("ending", ["gone", "blank"])

@@ -119,7 +119,10 @@ class RowsInDatabase:
             f'SELECT COUNT(*) FROM {self.table} WHERE "SRC_KEY" IN ({ids}) AND COALESCE(L2NORM("VEC_VECTOR"), 0) < 0.5'
         )
 
+        done = 0, 0  # by attempts so far: the next one does not find rows whose commit succeeded without a reply
+
         def work(session: Session) -> tuple[int, int]:
+            nonlocal done
             self.check(session, lease)
             described = session.execute(merge, meta_values, doing="replacing metadata in HANA") if found.meta else 0
             if found.changed:
@@ -132,7 +135,8 @@ class RowsInDatabase:
                 if session.query(mute, ids_values, doing="looking for texts without a vector")[0][0]:
                     raise RowRejected("HANA's model gave no vector for a text")
             self.check(session, lease)
-            return embedded, described
+            done = max(done[0], embedded), max(done[1], described)
+            return done
 
         return self.pool.in_transaction(work, doing=f"writing to collection {self.collection!r}", overloaded=1)
 
