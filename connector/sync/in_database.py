@@ -95,8 +95,7 @@ class InDatabaseRun(Run):
                 blank = self._rows.keys(within, ["emptied"]) if found.emptied else []
         except (Overloaded, RowRejected, StatementFailed) as error:  # for example because of a single text
             found, blank = None, []
-            note = f"some rows left HANA, which did not compare them: {error}"
-            report.notes += [note] * (note not in report.notes)
+            self._say_once(f"some rows left HANA, which did not compare them: {error}")
         failpoints.reach("after_read")
         if found is None or 2 * found.ours > found.rows:  # one page is cheaper than looking these rows up
             for page in self._ends.source.pages(self._renderer.query, self._options.page_rows, within):
@@ -119,7 +118,9 @@ class InDatabaseRun(Run):
                 try:
                     with self._clock("apply"):
                         embedded, described = self._rows.write(self._lease, part, found)
-                except (Overloaded, RowRejected, StatementFailed):  # write them alone, to learn which row it is
+                except (Overloaded, RowRejected, StatementFailed) as error:
+                    # Write them alone, to learn which row it is.
+                    self._say_once(f"some rows left HANA, which did not write them together: {error}")
                     ours = ["ours", "new", "changed", "meta"]
                 else:
                     failpoints.reach("after_apply")
@@ -135,6 +136,9 @@ class InDatabaseRun(Run):
                 self._batch(batch)
                 self._flush()
             yield
+
+    def _say_once(self, note: str) -> None:
+        self._report.notes += [note] * (note not in self._report.notes)
 
     def _note(self, id_: str, digest: bytes | None) -> None:
         """Record nothing: each key comes once, and a record per row would cost memory."""
