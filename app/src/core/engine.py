@@ -33,7 +33,7 @@ CHARACTERS = 4.0  # of a token, assumed before the first large part was tokenise
 
 
 class Device(Protocol):
-    """How a device computes, for those who show it."""
+    """A queue and the device that computes it; of several devices, the attributes are those of the first one."""
 
     precision: Precision
     precision_reason: str
@@ -41,8 +41,49 @@ class Device(Protocol):
     path_reason: str
     profile: DeviceProfile
 
+    @abstractmethod
+    def check_room(self, texts: Sequence[str]) -> None:
+        """Raise EngineOverloaded if it is certain without tokenising that these texts would be refused now."""
 
-class Engine(ABC):
+    @abstractmethod
+    def configure_queue(self, *, max_wait: float | None = None, watcher: Watcher | None = None) -> None:
+        """Set the queue's observer, and the expected wait (s) above which it refuses requests (None: no limit)."""
+
+    @property
+    @abstractmethod
+    def token_budget(self) -> int:
+        """Return the current token budget of a batch."""
+
+    @property
+    @abstractmethod
+    def planned_tokens(self) -> int:
+        """Return the token budget without reductions after OutOfMemory."""
+
+    @abstractmethod
+    def stats(self) -> EngineStats:
+        """Return the totals since loading."""
+
+    @abstractmethod
+    def stalled(self) -> float:
+        """Return the seconds that a batch has been in progress without any result; 0.0 if none is in progress."""
+
+    @property
+    @abstractmethod
+    def deaths(self) -> int:
+        """Return how often the computing thread ended unexpectedly since it last computed a batch."""
+
+    @property
+    @abstractmethod
+    def failed(self) -> str:
+        """Return why the device computes nothing more in this process; "" while it works. Then all calls that compute
+        raise DeviceFailed."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Fail waiting calls with EngineClosed, wait for the batch in progress, free model and memory."""
+
+
+class Engine(Device, ABC):
     """One model behind a queue, on one device or on several. Thread-safe.
 
     `input_type` chooses the model's prompt, which is put before each text. Token counts and limits exclude it.
@@ -58,13 +99,7 @@ class Engine(ABC):
     weights_sha256: str
     languages: tuple[str, ...]
     licence: str
-    # The next five describe the device; of several devices, the first one. `memory` is that of this process.
-    precision: Precision
-    precision_reason: str
-    path: str
-    path_reason: str
-    profile: DeviceProfile
-    memory: T4MemoryManager
+    memory: T4MemoryManager  # of this process
 
     def embed(
         self,
@@ -121,10 +156,6 @@ class Engine(ABC):
         """Add to the statistics a call's texts, and how many of them are distinct."""
 
     @abstractmethod
-    def check_room(self, texts: Sequence[str]) -> None:
-        """Raise EngineOverloaded if it is certain without tokenising that these texts would be refused now."""
-
-    @abstractmethod
     def count_tokens(self, texts: Sequence[str]) -> list[int]:
         """Return the token count of each whole text, without special tokens."""
 
@@ -141,39 +172,6 @@ class Engine(ABC):
     def piece_spans(self, text: str, max_tokens: int, overlap: int) -> Iterator[tuple[int, int]]:
         """Yield the first character of each piece of `split`, and one after its last."""
 
-    @abstractmethod
-    def configure_queue(self, *, max_wait: float | None = None, watcher: Watcher | None = None) -> None:
-        """Set the queue's observer, and the expected wait (s) above which it refuses requests (None: no limit)."""
-
-    @property
-    @abstractmethod
-    def token_budget(self) -> int:
-        """Return the current token budget of a batch."""
-
-    @property
-    @abstractmethod
-    def planned_tokens(self) -> int:
-        """Return the token budget without reductions after OutOfMemory."""
-
-    @abstractmethod
-    def stats(self) -> EngineStats:
-        """Return the totals since loading."""
-
-    @abstractmethod
-    def stalled(self) -> float:
-        """Return the seconds that a batch has been in progress without any result; 0.0 if none is in progress."""
-
-    @property
-    @abstractmethod
-    def deaths(self) -> int:
-        """Return how often the computing thread ended unexpectedly since it last computed a batch."""
-
-    @property
-    @abstractmethod
-    def failed(self) -> str:
-        """Return why the device computes nothing more in this process; "" while it works. Then all calls that compute
-        raise DeviceFailed."""
-
     @property
     def members(self) -> Sequence[Device]:
         """Return the engine of each device."""
@@ -183,10 +181,6 @@ class Engine(ABC):
     def failures(self) -> list[str]:
         """Return for each of the `members` why it computes nothing more; "" while it works."""
         return [self.failed]
-
-    @abstractmethod
-    def close(self) -> None:
-        """Fail waiting calls with EngineClosed, wait for the batch in progress, free model and memory."""
 
     def __enter__(self) -> Self:
         return self

@@ -58,28 +58,6 @@ class Member(Device, Protocol):
     ) -> Future[Vectors]:
         """As `Engine.submit`; errors may also be the future's. The texts of a block are distinct."""
 
-    def configure_queue(self, *, max_wait: float | None = None, watcher: Watcher | None = None) -> None: ...
-
-    def check_room(self, texts: Sequence[str]) -> None: ...
-
-    @property
-    def token_budget(self) -> int: ...
-
-    @property
-    def planned_tokens(self) -> int: ...
-
-    def stats(self) -> EngineStats: ...
-
-    def stalled(self) -> float: ...
-
-    @property
-    def deaths(self) -> int: ...
-
-    @property
-    def failed(self) -> str: ...
-
-    def close(self) -> None: ...
-
 
 class EnginePool(Engine):
     """Gives each block of a call to the member with the fewest waiting characters.
@@ -106,7 +84,10 @@ class EnginePool(Engine):
         self._first = first
         self._blocks_each, self._in_flight = blocks, in_flight
         for name in Engine.__annotations__:
-            setattr(self, name, getattr(members[0] if name in Device.__annotations__ else first, name))
+            setattr(self, name, getattr(first, name))
+        device = members[0]
+        self.precision, self.precision_reason = device.precision, device.precision_reason
+        self.path, self.path_reason, self.profile = device.path, device.path_reason, device.profile
         self._changed = threading.Condition()
         self._isolating = threading.Lock()
         self._held: Member | None = None  # gets no other work as long as others work
