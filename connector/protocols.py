@@ -75,8 +75,8 @@ class Capture(Protocol):
         another column of the key."""
         ...
 
-    def highest(self, query: Query, column: Column) -> str | None:
-        """Return the highest value of a watermark column; None for an empty table."""
+    def highest(self, query: Query, column: Column, least: str | None) -> str | None:
+        """Return the highest value of a watermark column from `least` on; None if there is none."""
         ...
 
     def tokens(self, query: Query, token: Token, size: int, *, values: bool = False) -> Iterator[list[Row]]:

@@ -184,10 +184,11 @@ class HanaSource:
         found = self._read(query, sql, parameters, "counting the records of")
         return {kind: int(records) for kind, records, _ in found}, sum(int(row[2]) for row in found)
 
-    def highest(self, query: Query, column: Column) -> str | None:
-        statement, mark = Statement(query), watermark(column, query.table)
-        sql = statement.of_all(mark.selected.format(f"MAX({quote(column.name)})"))
-        ((value,),) = self._read(query, sql, (), "looking for the latest change of")
+    def highest(self, query: Query, column: Column, least: str | None) -> str | None:
+        statement, mark, name = Statement(query), watermark(column, query.table), quote(column.name)
+        condition, parameters = ("", ()) if least is None else (f"{name} >= {mark.bound}", (mark.bind(least),))
+        sql = statement.of_all(mark.selected.format(f"MAX({name})"), condition)
+        ((value,),) = self._read(query, sql, parameters, "looking for the latest change of")
         return None if value is None else mark.text(value)
 
     # ----------------------------------------------------------------------------------------------------- tokens

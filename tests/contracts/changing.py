@@ -192,9 +192,9 @@ class MemorySource:
         records = [(at, (key, kind)) for at, key, kind in self.data.delta if at <= span.upto]
         return sorted((one for one in records if _order(one) > _order(place)), key=_order)
 
-    def highest(self, query: Query, column: Column) -> str | None:
+    def highest(self, query: Query, column: Column, least: str | None) -> str | None:
         assert query.table == self.data.delta_table.ref
-        return max((at for at, _, _ in self.data.delta), default=None)
+        return max((at for at, _, _ in self.data.delta if least is None or at >= least), default=None)
 
     def tokens(self, query: Query, token: Token, size: int, *, values: bool = False) -> Iterator[list[Row]]:
         keys = sorted(self.data.rows)

@@ -132,6 +132,16 @@ def test_a_record_beside_one_that_compares_everything_may_arrive_later(synced, k
     assert synced.sync().method == "delta"
 
 
+def test_a_run_that_stopped_at_the_time_of_a_compared_record_compares_nothing_again(synced):
+    for key, kind in ((3, "I"), (4, "T")):
+        synced.table.delta.append((stamp(second(60)), key, kind))
+    assert synced.sync().method == "full"
+    synced.table.clock = second(200)
+    ends = Ends(synced.table.source, synced.store, synced.embedder)
+    assert sync(synced.table.spec("delta"), ends, replace(OPTIONS, page_rows=1), stop=lambda: True).stopped
+    assert synced.sync().method == "delta"
+
+
 def test_with_about_as_many_records_as_rows_everything_is_compared(synced, monkeypatch):
     """As in the run after an initial load, whose records all have the same time."""
     monkeypatch.setattr(delta, "MANY", 4)

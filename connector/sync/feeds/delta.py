@@ -7,9 +7,11 @@ Records may arrive long after their time, after an agent was down, but then in o
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import chain, islice
 
 from connector.hana.delta_table import OF_A_ROW, TRUNCATE, delta_table
 from connector.hana.watermarks import less, watermark
@@ -39,24 +41,36 @@ def feed(plan: ReadPlan, source: Source) -> Feed:
     # The type is part of a record's key, so that no record shares its place with one that needs a full comparison.
     records = replace(plan, query=Query(delta.ref, (*plan.query.key, kind), ()))
     window, compared = next_window(source.capture, records, at, late=True), plan.before.get("compared")
-    waiting, why = (0, window.due) if window.due else _waiting(records, source, window, compared)
+    reading = pages(source.capture, records, window, repeated=True)
+    first: list[Batch] = []
+    waiting, why = 0, window.due
+    if not why:
+        first = list(islice(reading, 2))
+        waiting, why = _waiting(records, source, window, compared, first)
     if not why and waiting > MANY and waiting * ROWS_PER_RECORD > source.count(plan.query):
         why = f"{waiting:,} records of {delta.ref} are to be read, and this is faster"
     mark = {**window.mark, "compared": window.covered if why else compared}
     if why:
         return Feed(partial(all_rows, plan, source), mark, "full", why)
-    return Feed(lambda: (waiting, [_batches(plan, records, source, window)]), mark, "delta", complete=False)
+    return Feed(lambda: (waiting, [_batches(plan, source, chain(first, reading))]), mark, "delta", complete=False)
 
 
-def _waiting(records: ReadPlan, source: Source, window: Window, compared: str | None) -> tuple[int, str]:
+def _waiting(
+    records: ReadPlan, source: Source, window: Window, compared: str | None, first: Sequence[Batch]
+) -> tuple[int, str]:
     """Return the number of records to read, and why they do not say which rows changed, or "". `compared`: all rows
-    were compared after the records up to this time, of which some are read again."""
+    were compared after the records up to this time, of which some are read again. `first`: the first two pages."""
     span, capture = window.span, source.capture
-    if span is None:
+    if span is None or not first:
         return 0, ""
-    counts, keyless = capture.record_types(records.query, span)
-    waiting, table, reasons = sum(counts.values()), records.query.table, []
-    if compared is not None and less(watermark(span.column, table), span.after, compared):
+    table, reasons = records.query.table, []
+    if len(first) == 1:  # counted here, because HANA would read the whole table once more
+        keys = [row.key for row in first[0].rows]
+        counts, keyless = dict(Counter(key[-1] for key in keys)), sum(None in key[:-1] for key in keys)
+    else:
+        counts, keyless = capture.record_types(records.query, span)
+    waiting = sum(counts.values())
+    if compared is not None and not less(watermark(span.column, table), compared, span.after):
         counts, keyless = capture.record_types(records.query, replace(span, after=compared, key=None))
     types = {"NULL" if kind is None else str(kind).strip() for kind in counts}
     if unknown := sorted(types - OF_A_ROW - {TRUNCATE}):
@@ -68,6 +82,6 @@ def _waiting(records: ReadPlan, source: Source, window: Window, compared: str | 
     return waiting, "; ".join(reasons)
 
 
-def _batches(plan: ReadPlan, records: ReadPlan, source: Source, window: Window) -> Iterator[Batch]:
-    for page in pages(source.capture, records, window, repeated=True):
+def _batches(plan: ReadPlan, source: Source, pages: Iterable[Batch]) -> Iterator[Batch]:
+    for page in pages:
         yield replace(current(plan, source, (record.key[:-1] for record in page.rows)), mark=page.mark)

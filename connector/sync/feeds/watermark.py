@@ -101,7 +101,7 @@ below the previous one."""
 def _next_mark(capture: Capture, plan: ReadPlan, column: Column) -> _Next:
     kind, delay, mark = watermark(column, plan.query.table), plan.spec.changes.delay, plan.before
     if kind.step is None:
-        highest = capture.highest(plan.query, column)
+        highest = capture.highest(plan.query, column, mark.get("at"))
         return (None, dict(mark)) if highest is None else _number_mark(plan, highest)
     found = reach(kind, plan.now, delay)
     at = mark.get("at")
@@ -133,7 +133,7 @@ def _late_mark(capture: Capture, plan: ReadPlan, column: Column) -> tuple[_Next,
     transactions that overlap come in any order.
     """
     kind, delay = watermark(column, plan.query.table), plan.spec.changes.delay
-    highest = capture.highest(plan.query, column)
+    highest = capture.highest(plan.query, column, plan.before.get("at"))
     if highest is None:
         return (None, {"at": kind.lowest, **plan.before}), None
     if kind.step is None:
