@@ -492,19 +492,30 @@ class Generations:
             rows = self.rows(collection)
             if not any(row.state == "active" for row in rows):
                 raise self._tables.unknown(collection)
-            fitting = [row for row in reversed(rows) if row.stamp == stamp]
-            building = [row for row in fitting if row.state == "building"]
-            retired = (row for row in fitting if row.retired and self._store._keeps_type(row))
-            same = (row for row in retired if records.same_spec(collection, row.spec, recipe))
-            found = building[0] if building else next(same, None)
-            if found is not None:
+            resumed = self._resumed(collection, rows, stamp, recipe)
+            if resumed is not None:
                 sql = f'UPDATE {self._tables.state} SET "RETIRED_AT" = NULL WHERE "COLLECTION" = ?'
-                self._database.execute(sql, (found.name,), doing=f"resuming {found.name!r}")
-                return found.name
+                self._database.execute(sql, (resumed,), doing=f"resuming {resumed!r}")
+                return resumed
             number = free_number(rows)
             with suppress(RowRejected):  # another worker has started one: read again
                 name = generation_name(collection, number)
                 self._store._register(name, number, collection, stamp, records.recipe_text(recipe))
+
+    def resumed(self, collection: str, embedder: Embedder, recipe: Recipe) -> str | None:
+        """Return the name of the generation that `begin` would resume; None if it would make a new one."""
+        return self._resumed(collection, self.rows(collection), ModelStamp.of(embedder), recipe)
+
+    def _resumed(self, collection: str, rows: Sequence[Collection], stamp: ModelStamp, recipe: Recipe) -> str | None:
+        fitting = [row for row in reversed(rows) if row.stamp == stamp]
+        building = (row.name for row in fitting if row.state == "building")
+        retired = (row for row in fitting if row.retired and self._store._keeps_type(row))
+        same = (row.name for row in retired if records.same_spec(collection, row.spec, recipe))
+        return next(building, None) or next(same, None)
+
+    def has_configured_type(self, collection: str, number: int) -> bool:
+        """Return whether the generation keeps its vectors in the type that a new one would have."""
+        return all(self._store._keeps_type(row) for row in self.rows(collection) if row.number == number)
 
     def record(self, collection: str, number: int, recipe: Recipe) -> None:
         """Store the recipe of a generation. Does nothing if the generation does not exist."""

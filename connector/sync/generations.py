@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from connector.errors import GenerationRefused, UnknownGeneration
-from connector.model import CollectionSpec, Generation
+from connector.model import CollectionSpec, Generation, Recipe
 from connector.protocols import Embedder
 from connector.stores.ranking import overlap
 from connector.stores.records import ModelStamp
@@ -62,15 +62,16 @@ def needs_another(store: VectorStore, collection: str, generations: Sequence[Gen
 
 
 def filled_by_sync(
-    store: VectorStore, spec: CollectionSpec, embedder: Embedder
+    store: VectorStore, recipe: Recipe, embedder: Embedder
 ) -> tuple[CollectionSpec, VectorStore | None]:
-    """Return the spec, named after the generation that a sync would fill, and the store to compare with the source;
-    None instead of the store if the sync would begin a new generation."""
-    stamp, found = ModelStamp.of(embedder), store.generations.all(spec.name, counted=False)
-    building = building_for(found, stamp)
-    if building is not None:
-        return replace(spec, name=building.name), store
-    return spec, None if needs_another(store, spec.name, found, stamp) else store
+    """Return the recipe's spec, named after the generation that a sync would fill, and the store to compare with the
+    source; None instead of the store if the sync would begin a new generation."""
+    spec, stamp = recipe.spec, ModelStamp.of(embedder)
+    found = store.generations.all(spec.name, counted=False)
+    if building_for(found, stamp) is None and not needs_another(store, spec.name, found, stamp):
+        return spec, store
+    name = store.generations.resumed(spec.name, embedder, recipe)
+    return (spec, None) if name is None else (replace(spec, name=name), store)
 
 
 @dataclass(frozen=True, slots=True)

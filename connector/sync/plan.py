@@ -15,7 +15,7 @@ from connector.discovery.languages import SAMPLE, of_rows
 from connector.discovery.text_views import language_of
 from connector.document.document import Renderer, quarantine_id
 from connector.errors import RowRejected, TextsNotEmbeddable
-from connector.model import Checkpoint, CollectionSpec, Document, Row, StoredChunk, VectorCache
+from connector.model import Checkpoint, CollectionSpec, Document, Row, StoredChunk, VectorCache, is_generation
 from connector.protocols import Embedder, Observer, Source
 from connector.stores.records import ModelStamp
 from connector.stores.store import VectorStore
@@ -113,7 +113,8 @@ def plan(
         elif status.chunks or status.foreign:  # a sync would recreate an empty collection
             raise ModelStamp(status.model, "", status.dimension).mismatch(spec.name, configured)
     found = _Pass(spec.name, renderer, embedder, options, StoredIndex(stored))(source, spoken, observer)
-    read_plan = ReadPlan(spec, renderer.query, renderer.digest, table, options.page_rows, source.now())
+    full = is_generation(spec.name)  # a sync compares every row of a generation that it builds
+    read_plan = ReadPlan(spec, renderer.query, renderer.digest, table, options.page_rows, source.now(), full)
     before = Checkpoint() if status is None else status.checkpoint
     feed = choose(read_plan, source, before)
     found.method, found.reason = feed.method, feed.reason

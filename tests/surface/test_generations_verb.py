@@ -68,15 +68,21 @@ def test_from_a_changed_model_to_the_switch_and_back(scene: Scene) -> None:
 
 def test_another_type_of_vectors_built_on_request(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(WIDE, "OWL_SAP_EMBEDDING__MODEL", "hash:64")  # as the collection has it
+    assert document(scene, "generations", "rows", "--build")["generation"] == 2
     monkeypatch.setitem(WIDE, "OWL_SAP_STORE__VECTOR_TYPE", "half")
+    kept = "generation 2 was begun with another [store] vector_type and keeps it"
+    (report,) = document(scene, "sync", "rows")
+    assert (report["generation"], report["notes"][0].startswith(kept)) == (2, True), report["notes"]
+    document(scene, "generations", "rows", "--drop", "2")
     (report,) = document(scene, "sync", "rows")
     assert ("generation" in report, report["embedded_texts"]) == (False, 0), "the setting alone changes nothing"
-    assert document(scene, "generations", "rows", "--build")["generation"] == 2
+    report = document(scene, "generations", "rows", "--build")
+    assert (report["generation"], any("vector_type" in note for note in report["notes"])) == (3, False)
     compared = document(scene, "generations", "rows", "--compare")
     assert compared["overlap_at_10"] > 0.95
     document(scene, "generations", "rows", "--switch")
     (status,) = document(scene, "status", "rows")
-    assert status["table"] == "OWL_ROWS_H2"
+    assert status["table"] == "OWL_ROWS_H3"
     assert document(scene, "verify", "rows")["ok"]
     (report,) = document(scene, "sync", "rows")
     assert report["embedded_texts"] == 0

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from app.src.access.principal import OPERATOR
+from app.src.observe import checks
 from app.src.service.search import Like
 from app.src.service.service import Service
 from app.src.settings import Settings
@@ -132,12 +133,23 @@ def test_from_our_engine_to_hanas_and_back(make: Make) -> None:
     for service in (theirs, ours):  # each finds the model of the active generation, whatever its settings name
         assert service.search.run("parts", "oil filter", 1, principal=OPERATOR).hits[0].key == {"K": 3}
         assert service.status.collections()[0]["dimension"] == 768
+    assert (ours.sync.plan("parts").unchanged, ours.sync.plan("parts").new) == (len(ROWS), 0)
     back = ours.sync.run("parts")
     assert getattr(back, "generation", None) == 1, "the retired generation of the same model is filled again"
     assert ours.generations.compare("parts", 1).same_first == 1
     ours.generations.switch("parts")
     assert ours.sync.verify("parts").ok
     assert ours.search.run("parts", "oil filter", 1, principal=OPERATOR).hits[0].key == {"K": 3}
+
+
+def test_a_generation_being_built_is_planned_as_a_full_comparison(make: Make) -> None:
+    own = {"changes": {"method": "rowid"}}
+    make("hash:64", own).sync.run("parts")
+    service = make(NEB, own)
+    assert service.sync.run("parts").method == service.sync.plan("parts").method == "full"
+    service.generations.switch("parts")
+    service.sync.run("parts")
+    assert service.sync.plan("parts").method == "rowid"
 
 
 def test_another_model_or_another_remote_source_is_another_generation(make: Make) -> None:
@@ -174,6 +186,25 @@ def test_a_hana_that_hangs_needs_no_new_process(make: Make, monkeypatch: pytest.
         monkeypatch.setattr(service.parts.embedder.engine, "stalled", lambda: 9999.0)
     assert hanging.readiness.beyond_help() is None
     assert "nothing comes of it" in (ours.readiness.beyond_help() or "")
+
+
+def test_a_misspelled_model_leaves_the_active_one_at_work(
+    make: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    ours, wrong = make("hash:64"), make("hana:SAP_GXZ")
+    with pytest.raises(ConfigurationError, match="SAP_GXZ"):
+        wrong.sync.verify("parts")
+    ours.sync.run("parts")
+    wrong.parts.warm()  # at the start of serve and worker
+    assert "SAP_GXZ" in caplog.text
+    assert wrong.sync.verify("parts").ok
+    assert wrong.search.run("parts", "oil filter", 1, principal=OPERATOR).hits[0].key == {"K": 3}
+    with pytest.raises(ConfigurationError, match="SAP_GXZ"):
+        wrong.sync.run("parts")
+    for name, limit in (("MOST_FAILURES", 1), ("SICK_SECONDS", 0)):
+        monkeypatch.setattr(checks, name, limit)
+    assert wrong.readiness.check().checks == {"engine": False, "store": True}
+    assert wrong.readiness.beyond_help() is None, "a new process would meet the same HANA"
 
 
 @pytest.mark.parametrize("code", ["258", "328"])

@@ -170,6 +170,11 @@ class Sync:
         number = int(beside.rpartition("@")[2])
         serving: SyncReport | None = None
         notes = []
+        if not store.generations.has_configured_type(spec.name, number):
+            notes.append(
+                f"generation {number} was begun with another [store] vector_type and keeps it; for the configured one: "
+                f"owl-sap generations {spec.name} --drop {number}, then --build"
+            )
         try:  # a missing model must not prevent its replacement
             serving = self._fill(generations.maker(spec), run)
         except DeviceFailed:
@@ -251,7 +256,7 @@ class Sync:
         with self._parts.store_to_read() as store:
             filled, compared = spec, store
             if store is not None:
-                filled, compared = filled_by_sync(store, spec, embedder)
+                filled, compared = filled_by_sync(store, Recipe(spec, embedder.source), embedder)
             planned = plan(filled, self._parts.source, compared, embedder, options, observer)
         planned.collection = name
         if filled.name != name or compared is not store:
