@@ -398,7 +398,7 @@ def serve(service: Service, host: str, port: int, announce: Callable[[str], None
     """Serve until SIGTERM or Ctrl-C. `announce` gets the address once requests are answered.
 
     The engine is loaded first, so that a wrong model or an unwritable folder for job records (StateUnusable) stops the
-    start. HANA may be unreachable: readiness reports it. After the start, jobs of earlier processes continue and
+    start. HANA, and a model that it computes, may be unreachable: readiness reports it. After the start, jobs of earlier processes continue and
     schedules run. Raises ConfigurationError for an address that is refused or cannot be bound, WorkerDied when the
     engine cannot recover.
     """
@@ -415,7 +415,7 @@ def serve(service: Service, host: str, port: int, announce: Callable[[str], None
     listener = bound(host, port)
     with contextlib.closing(listener):
         service.jobs.open()
-        service.parts.embedder.embed(["warm"])
+        service.parts.warm()
         # Modules and model live as long as the process. Collecting them would stop all threads for 0.1 to 0.2 s with
         # torch, every few seconds under load.
         gc.collect()

@@ -76,7 +76,7 @@ def worker() -> int:
             # Start before loading the model, which may take minutes.
             served = metrics_served(service, settings.metrics_host, settings.metrics_port)
             first["metrics"] = opening.enter_context(served)
-        service.parts.embedder.embed(["warm"])  # a wrong model fails here, not in the first job
+        service.parts.warm()  # a wrong model fails here, not in the first job
         service.background.run(settings.concurrency, schedules=True, most=settings.max_jobs)
         output.write_json(first)
         stuck = until_over(service, settings.heartbeat)

@@ -79,7 +79,15 @@ class Generations:
         found = self._parts.store.generations.all(spec.name, counted=False)
         if number is not None:
             return self._maker_of(spec, chosen(spec.name, found, number))
-        serving, stamp = active(found), ModelStamp.of(self._parts.embedder_for(spec.name))
+        serving = active(found)
+        try:
+            stamp = ModelStamp.of(self._parts.embedder_for(spec.name))
+        except self._parts.expected_errors:  # an unusable new model must not keep the active one from work
+            if serving is None or serving.recipe is None or spec.written_by_clients:
+                raise
+            if _same(serving.recipe.model, self._parts.configured(spec.name)):
+                raise
+            return self._maker_of(spec, serving)
         if serving is None:
             return self.configured(spec)
         if is_of(serving, stamp) and building_for(found, stamp) is None:
@@ -117,7 +125,7 @@ class Generations:
         same calibration."""
         configured, recipe, reasons = self._parts.configured(name), generation.recipe, []
         recorded = ModelSource(re.sub("@[0-9a-f]{8}$", "", generation.model)) if recipe is None else recipe.model
-        ours = all(getattr(recorded, name) == getattr(configured, name) for name in _IDENTITY)
+        ours = _same(recorded, configured)
         sources = [configured] if ours else [recorded, configured]
         family = recorded.precision if recorded.precision.startswith("int8-") else "float"
         if ours and _prompts(recorded) != _prompts(configured):  # the settings changed
@@ -216,6 +224,10 @@ class Generations:
         """Delete a generation. Raises UnknownGeneration, GenerationRefused for the active one, LeaseLost during a
         write."""
         self._parts.store.generations.drop(self._collections.spec(name).name, number)
+
+
+def _same(model: ModelSource, other: ModelSource) -> bool:
+    return all(getattr(model, name) == getattr(other, name) for name in _IDENTITY)
 
 
 def _prompts(model: ModelSource) -> tuple[str | None, str | None]:

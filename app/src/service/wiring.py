@@ -300,6 +300,16 @@ class Parts:
     def embedder(self) -> EngineEmbedder:
         return self.embedder_of(self.configured())
 
+    def warm(self) -> None:
+        """Load the model of [embedding]. Raises the engine's errors, but only warns of a model that HANA does not
+        compute now: HANA may be unreachable, and collections may use other models."""
+        try:
+            self.embedder.embed(["warm"])
+        except ConnectorError as error:
+            if not self.settings.embedding.in_hana:
+                raise
+            _log.warning("WARNING: the model of [embedding] cannot be used: %s", error)
+
     def embedder_for(self, collection: str) -> EngineEmbedder:
         """Return the configured model of a collection. Raises the engine's errors."""
         return self.embedder_of(self.configured(collection))
