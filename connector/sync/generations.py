@@ -61,9 +61,7 @@ def needs_another(store: VectorStore, collection: str, generations: Sequence[Gen
     return status is not None and status.chunks + status.foreign > 0
 
 
-def filled_by_sync(
-    store: VectorStore, recipe: Recipe, embedder: Embedder
-) -> tuple[CollectionSpec, VectorStore | None]:
+def filled_by_sync(store: VectorStore, recipe: Recipe, embedder: Embedder) -> tuple[CollectionSpec, VectorStore | None]:
     """Return the recipe's spec, named after the generation that a sync would fill, and the store to compare with the
     source; None instead of the store if the sync would begin a new generation."""
     spec, stamp = recipe.spec, ModelStamp.of(embedder)

@@ -398,9 +398,9 @@ def serve(service: Service, host: str, port: int, announce: Callable[[str], None
     """Serve until SIGTERM or Ctrl-C. `announce` gets the address once requests are answered.
 
     The engine is loaded first, so that a wrong model or an unwritable folder for job records (StateUnusable) stops the
-    start. HANA, and a model that it computes, may be unreachable: readiness reports it. After the start, jobs of earlier processes continue and
-    schedules run. Raises ConfigurationError for an address that is refused or cannot be bound, WorkerDied when the
-    engine cannot recover.
+    start. HANA, and a model that it computes, may be unreachable: readiness reports it. After the start, jobs of
+    earlier processes continue and schedules run. Raises ConfigurationError for an address that is refused or cannot be
+    bound, WorkerDied when the engine cannot recover.
     """
     refuse_public(host, authenticated=service.access.configured)
     api = service.settings.api

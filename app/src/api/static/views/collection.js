@@ -198,13 +198,13 @@ class Page {
   /** The next step after the last job, if there is one. */
   #advice(job) {
     const result = job.result ?? {};
-    const lost = (result.to_delete ?? 0) - (result.deleted ?? 0) + (result.emptied ?? 0);
-    if (result.paused === "max_deletes" && lost) {
+    const lost = result.orphaned ?? (result.to_delete ?? 0) - (result.deleted ?? 0) + (result.emptied ?? 0);
+    if (["max_deletes", "source_empty"].includes(result.paused) && lost) {
       const rows = many(lost, "row");
       const text = `This deletes what left the source or became blank there from the collection: ${rows}. The source is not changed.`;
       return note(
         "warning",
-        h("p", null, `What left the source or became blank there, ${rows}, exceeds the limit of deletions of the last sync. If that was on purpose, delete it here too.`),
+        h("p", null, `What left the source or became blank there, ${rows}, exceeds the limit of deletions of the last ${job.kind === "verify" ? "repair" : "sync"}. If that was on purpose, delete it here too.`),
         this.#asking(`Delete ${rows} …`, "Delete these rows?", text, "Delete", { max_deletes: 1 }),
       );
     }
