@@ -19,8 +19,8 @@ TextType = Literal["DOCUMENT", "QUERY"]
 PLAIN_WORD = "pump"
 TOGETHER = 16  # texts of one statement
 LONGEST_TOGETHER = 2500  # characters of such a text: an NVARCHAR has 5,000 UTF-16 units
-# SAP documents 256 tokens for SAP_NEB. For other models no limit was found; HANA cuts longer texts without an error.
-TOKEN_LIMIT, SPECIAL_TOKENS = 256, 2
+# SAP documents 256 tokens for SAP_NEB, with two special ones. For other models no limit was found; HANA cuts longer texts without an error.
+MAX_TOKENS = 256 - 2
 LANGUAGES = {"SAP_NEB.20240715": ("de", "en", "es", "fr", "pt")}
 # HANA has no tokenizer to ask, so tokens are estimated, rather too many than too few: three letters of a word, two
 # capitals or digits, or any other character.
@@ -61,8 +61,6 @@ class HanaModel:
     def __init__(self, pool: HanaPool, model: DatabaseModel) -> None:
         self._pool = pool
         self.model = model
-        self.max_tokens = TOKEN_LIMIT - SPECIAL_TOKENS
-        self.languages = LANGUAGES.get(model.name, ())
         try:
             ((dimension,),) = pool.read(*probe(model), doing=f"embedding with HANA's model {model.name}")
         except (PermissionRefused, RowRejected, StatementFailed, UnknownTable) as error:
@@ -72,16 +70,14 @@ class HanaModel:
         self.dimension = int(dimension)
 
     def embed(self, texts: Sequence[str], kind: TextType) -> Vectors:
-        """Return float32 (n, dimension); NaN for a text that HANA rejects or gives no vector. Raises StatementFailed if
-        HANA rejects a plain word too."""
+        """Return float32 (n, dimension) of up to TOGETHER texts; NaN for a text that HANA rejects or gives no vector.
+        Raises StatementFailed if HANA rejects a plain word too."""
         vectors = np.full((len(texts), self.dimension), np.nan, np.float32)
-        for start in range(0, len(texts), TOGETHER):
-            some = texts[start : start + TOGETHER]
-            short = max(map(len, some)) <= LONGEST_TOGETHER
-            found = self._together(some, kind) if short and len(some) > 1 else self._alone(some, kind)
-            for place, vector in found.items():
-                if vector is not None:
-                    vectors[start + place] = _vector(vector)
+        together = len(texts) > 1 and max(map(len, texts)) <= LONGEST_TOGETHER
+        found = self._together(texts, kind) if together else self._alone(texts, kind)
+        for place, vector in found.items():
+            if vector is not None:  # a REAL_VECTOR: the dimension as int32, then float32s, all little-endian
+                vectors[place] = np.frombuffer(bytes(vector), dtype="<f4", offset=4)
         return vectors
 
     def _together(self, texts: Sequence[str], kind: TextType) -> dict[int, Any]:
@@ -115,11 +111,6 @@ def estimated_tokens(text: str) -> int:
 def token_spans(text: str) -> list[tuple[int, int]]:
     """Return, for each token by estimate, its first character and one after its last."""
     return [match.span() for match in _TOKEN.finditer(text)]
-
-
-def _vector(found: Any) -> np.ndarray[Any, np.dtype[np.float32]]:
-    """Return a fetched REAL_VECTOR: the dimension as int32, then float32s, all little-endian."""
-    return np.frombuffer(bytes(found), dtype="<f4", offset=4)
 
 
 def _needs(model: DatabaseModel) -> str:

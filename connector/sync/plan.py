@@ -24,7 +24,7 @@ from connector.sync.decide import Action, decide
 from connector.sync.feeds.choose import check, choose
 from connector.sync.feeds.feed import ReadPlan
 from connector.sync.in_database import rows_in_sql
-from connector.sync.options import Report
+from connector.sync.options import Report, SyncOptions
 from connector.sync.pipeline import pages_ahead
 from connector.sync.reconcile import FREE_DELETES
 from connector.sync.sampling import Reservoir
@@ -32,14 +32,11 @@ from connector.sync.stored_index import StoredIndex
 
 
 @dataclass(frozen=True, slots=True)
-class PlanOptions:
-    """`max_deletes`, `rows_stay`: as in SyncOptions. `measure_seconds`: time to embed for the estimate; None: none."""
+class PlanOptions(SyncOptions):
+    """Options of the sync, and `measure_seconds`: time to embed for the estimate; None: none."""
 
-    page_rows: int = 1000
-    max_deletes: float = 0.2
     samples: int = 5
     measure_seconds: float | None = 2.0
-    rows_stay: bool = True
 
 
 @dataclass(slots=True)

@@ -12,7 +12,7 @@ from app.src.core.backends import Backend, InputType, ModelInfo, Pause, TokenBat
 from app.src.core.device import DeviceProfile
 from app.src.core.engine import EmbeddingEngine
 from app.src.core.memory import ModelShape
-from connector.hana.embedding import TOGETHER, HanaModel, TextType, estimated_tokens, token_spans
+from connector.hana.embedding import LANGUAGES, MAX_TOKENS, TOGETHER, HanaModel, TextType, estimated_tokens, token_spans
 from connector.model import IN_DATABASE
 
 PATH = "hana"
@@ -29,17 +29,17 @@ class HanaBackend(Backend):
         self.info = ModelInfo(
             name=IN_DATABASE + model.model.name,
             dimension=model.dimension,
-            max_tokens=model.max_tokens,
+            max_tokens=MAX_TOKENS,
             special_tokens=0,
             pooling="hana",
             weights_sha256="",
             tokenizer_sha256="",
             precision="fp32",
             precision_reason="HANA computes it",
-            shape=ModelShape(model.dimension, model.dimension, 1, model.max_tokens),
+            shape=ModelShape(model.dimension, model.dimension, 1, MAX_TOKENS),
             path=PATH,
             path_reason="VECTOR_EMBEDDING in the database; tokens are estimated",
-            languages=model.languages,
+            languages=LANGUAGES.get(model.model.name, ()),
         )
 
     def tokenize(self, texts: Sequence[str], input_type: InputType = "document") -> TokenBatch:

@@ -249,7 +249,7 @@ class Sync:
         """Return what a sync would do, without writing. Raises as a sync would before it writes."""
         spec, settings = self._collections.spec_of_table(name), self._parts.settings
         run = settings.sync
-        options = PlanOptions(run.page_rows, run.max_deletes, samples, rows_stay=run.rows_stay)
+        options = PlanOptions(run.page_rows, run.max_deletes, samples=samples, rows_stay=run.rows_stay)
         options = options if estimate else replace(options, measure_seconds=None)
         self._parts.check_schema()
         embedder = self._parts.embedder_for(name)

@@ -9,7 +9,6 @@ from typing import Any, Literal
 from connector import failpoints
 from connector.document.in_sql import SqlRows
 from connector.errors import NoKey, RowRejected
-from connector.hana.connection import HanaPool
 from connector.hana.embedding import embedding, parameters
 from connector.hana.source import HanaSource
 from connector.hana.statement import Statement, with_bytes
@@ -53,25 +52,17 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class RowsInDatabase:
-    """The rows of a collection beside its table, `kept_in`. `stamp`: MODEL_ID. `check`: raises LeaseLost after a
+    """The rows of a collection beside its `table`. `stamp`: MODEL_ID. `check`: raises LeaseLost after a
     takeover."""
 
     rows: SqlRows
     source: HanaSource
     collection: str
-    kept_in: VectorTable
+    table: VectorTable
     quarantine: str
     stamp: str
     model: DatabaseModel
     check: Callable[[Session, Lease], None]
-
-    @property
-    def table(self) -> str:
-        return self.kept_in.sql
-
-    @property
-    def pool(self) -> HanaPool:
-        return self.source.pool
 
     def first(self, size: int, within: KeyRange) -> list[KeyRange]:
         """Return the first `size` rows of a range, and the others, if any, as ranges."""
@@ -82,7 +73,7 @@ class RowsInDatabase:
         sql, values = self._compared(within)
         by_key = f'SELECT MAX("STATE") AS "STATE", COUNT(*) AS "ROWS" FROM ({sql}) GROUP BY "SRC_KEY"'
         counted = f'SELECT "STATE", SUM("ROWS"), COUNT(*) FROM ({by_key}) GROUP BY "STATE"'
-        found = self.pool.read(counted, values, doing=_DOING)
+        found = self.source.pool.read(counted, values, doing=_DOING)
         if any(rows != keys for _, rows, keys in found):
             query = self.rows.renderer.query
             raise NoKey(f"`key` ({', '.join(query.key)}) does not identify the rows of {query.table}")
@@ -92,7 +83,10 @@ class RowsInDatabase:
         """Return the keys of a range's rows in these states."""
         sql, values = self._compared(within, states)
         names = ", ".join(f'"K{place}"' for place in range(len(self.rows.renderer.key)))
-        return [tuple(row) for row in with_bytes(self.pool.read(f"SELECT {names} FROM ({sql})", values, doing=_DOING))]
+        return [
+            tuple(row)
+            for row in with_bytes(self.source.pool.read(f"SELECT {names} FROM ({sql})", values, doing=_DOING))
+        ]
 
     def write(self, lease: Lease, within: KeyRange, found: Counts) -> tuple[int, int]:
         """Embed the rows of a range that are new or have another text, and replace the metadata of those in `meta`, in
@@ -100,24 +94,22 @@ class RowsInDatabase:
         after a takeover, RowRejected for a text without a vector."""
         meta, meta_values = self._compared(within, ("meta",))
         merge = (
-            f'MERGE INTO {self.table} AS "OLD" USING ({meta}) AS "NEW" ON "OLD"."SRC_KEY" = "NEW"."SRC_KEY" '
+            f'MERGE INTO {self.table.sql} AS "OLD" USING ({meta}) AS "NEW" ON "OLD"."SRC_KEY" = "NEW"."SRC_KEY" '
             'WHEN MATCHED THEN UPDATE SET "VEC_META" = "NEW"."VEC_META", "CONTENT_HASH" = '
             f'HEXTOBIN("NEW"."HASH"||\'{"0" * 32}\'), "SYNCED_AT" = CURRENT_UTCTIMESTAMP'
         )
-        vector = self.kept_in.of_real(embedding(self.model, '"VEC_TEXT"'))
+        vector = self.table.of_real(embedding(self.model, '"VEC_TEXT"'))
         changed, changed_values = self._compared(within, ("changed",))
-        delete = f'DELETE FROM {self.table} WHERE "SRC_KEY" IN (SELECT "SRC_KEY" FROM ({changed}))'
+        delete = f'DELETE FROM {self.table.sql} WHERE "SRC_KEY" IN (SELECT "SRC_KEY" FROM ({changed}))'
         # Only rows that are not stored now: one that changes after the DELETE would otherwise be stored twice.
         fresh, fresh_values = self._compared(within, ("new",))
         insert = (
-            f'INSERT INTO {self.table} ("VEC_TEXT", "VEC_META", "VEC_VECTOR", "SRC_KEY", "CHUNK_NO", "CONTENT_HASH", '
+            f'INSERT INTO {self.table.sql} ("VEC_TEXT", "VEC_META", "VEC_VECTOR", "SRC_KEY", "CHUNK_NO", "CONTENT_HASH", '
             f'"MODEL_ID", "SYNCED_AT") SELECT "VEC_TEXT", "VEC_META", {vector}, "SRC_KEY", 0, '
             f"HEXTOBIN(\"HASH\"||'{'0' * 32}'), TO_NVARCHAR(?), CURRENT_UTCTIMESTAMP FROM ({fresh})"
         )
         ids, ids_values = self._ids(within)
-        mute = (
-            f'SELECT COUNT(*) FROM {self.table} WHERE "SRC_KEY" IN ({ids}) AND COALESCE(L2NORM("VEC_VECTOR"), 0) < 0.5'
-        )
+        mute = f'SELECT COUNT(*) FROM {self.table.sql} WHERE "SRC_KEY" IN ({ids}) AND COALESCE(L2NORM("VEC_VECTOR"), 0) < 0.5'
 
         done = 0, 0  # by attempts so far: the next one does not find rows whose commit succeeded without a reply
 
@@ -138,34 +130,35 @@ class RowsInDatabase:
             done = max(done[0], embedded), max(done[1], described)
             return done
 
-        return self.pool.in_transaction(work, doing=f"writing to collection {self.collection!r}", overloaded=1)
+        return self.source.pool.in_transaction(work, doing=f"writing to collection {self.collection!r}", overloaded=1)
 
     def gone(self) -> int:
         """Count the stored documents whose row has left the source."""
-        sql = f'SELECT COUNT(DISTINCT "SRC_KEY") FROM {self.table} WHERE {_unless(self._ids()[0])}'
-        return int(self.pool.read(sql, doing=_DOING)[0][0])
+        sql = f'SELECT COUNT(DISTINCT "SRC_KEY") {self._gone()}'
+        return int(self.source.pool.read(sql, doing=_DOING)[0][0])
 
     def gone_ids(self) -> list[str]:
         """Return the stored documents that `gone` counts."""
-        sql = f'SELECT DISTINCT "SRC_KEY" FROM {self.table} WHERE {_unless(self._ids()[0])}'
-        return [str(row[0]) for row in self.pool.read(sql, doing=_DOING)]
+        sql = f'SELECT DISTINCT "SRC_KEY" {self._gone()}'
+        return [str(row[0]) for row in self.source.pool.read(sql, doing=_DOING)]
 
-    def _statement(self, within: KeyRange | None = None) -> Statement:
-        return Statement(self.rows.renderer.query, None if within is None else within.upto)
+    def _gone(self) -> str:
+        ids, _ = self._ids(KeyRange())
+        return f'FROM {self.table.sql} WHERE "SRC_KEY" IS NOT NULL AND "SRC_KEY" NOT IN ({ids})'
 
-    def _ids(self, within: KeyRange | None = None) -> tuple[str, tuple[Any, ...]]:
-        statement = self._statement(within)
-        condition, values = statement.between(None if within is None else within.after)
+    def _ids(self, within: KeyRange) -> tuple[str, tuple[Any, ...]]:
+        statement = Statement(self.rows.renderer.query, within.upto)
+        condition, values = statement.between(within.after)
         return statement.of_all(self.rows.id, condition), values
 
     def _compared(self, within: KeyRange, states: Sequence[State] = ()) -> tuple[str, tuple[Any, ...]]:
         """Return a SELECT, and its parameters, of a range's rows with their STATE; only those in `states`, if given."""
-        statement = self._statement(within)
+        statement = Statement(self.rows.renderer.query, within.upto)
         condition, values = statement.between(within.after)
         ids = statement.of_all(self.rows.id, condition)
         stored = (
             f'SELECT "SRC_KEY", COUNT(*) AS "CHUNKS", MIN("CHUNK_NO") AS "FIRST", '
-            f'MIN(LEFT(BINTOHEX("CONTENT_HASH"), 32)) AS "HASH" FROM {self.table} WHERE "SRC_KEY" IN ({ids}) '
+            f'MIN(LEFT(BINTOHEX("CONTENT_HASH"), 32)) AS "HASH" FROM {self.table.sql} WHERE "SRC_KEY" IN ({ids}) '
             'GROUP BY "SRC_KEY"'
         )
         state = (
@@ -186,7 +179,3 @@ class RowsInDatabase:
         if states:
             sql = f"""SELECT * FROM ({sql}) WHERE "STATE" IN ({", ".join(f"'{state}'" for state in states)})"""
         return sql, (*values, *values, self.collection)
-
-
-def _unless(ids: str) -> str:
-    return f'"SRC_KEY" IS NOT NULL AND "SRC_KEY" NOT IN ({ids})'
