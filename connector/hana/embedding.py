@@ -19,7 +19,8 @@ TextType = Literal["DOCUMENT", "QUERY"]
 PLAIN_WORD = "pump"
 TOGETHER = 16  # texts of one statement
 LONGEST_TOGETHER = 2500  # characters of such a text: an NVARCHAR has 5,000 UTF-16 units
-# SAP documents 256 tokens for SAP_NEB, with two special ones. For other models no limit was found; HANA cuts longer texts without an error.
+# SAP documents 256 tokens for SAP_NEB, with two special ones. For other models no limit was found; HANA cuts longer
+# texts without an error.
 MAX_TOKENS = 256 - 2
 LANGUAGES = {"SAP_NEB.20240715": ("de", "en", "es", "fr", "pt")}
 # HANA has no tokenizer to ask, so tokens are estimated, rather too many than too few: three letters of a word, two

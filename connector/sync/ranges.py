@@ -52,15 +52,12 @@ class Workers(Protocol):
     @property
     def count(self) -> int:
         """How many tasks may run at a time; 0 once no worker is left."""
-        ...
 
     def submit(self, task: RangeTask) -> Future[RangeReport]:
         """Run the task in a worker. The future raises WorkerLost if the worker dies, else the error of the task."""
-        ...
 
     def stop(self) -> None:
         """Ask the running tasks to end after the page in hand; they report `stopped`. Safe to call twice."""
-        ...
 
 
 class IdSums:

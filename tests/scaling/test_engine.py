@@ -60,7 +60,10 @@ def expected() -> Iterator[np.ndarray]:
 
 
 def pool_of(*workers: LocalWorker, options: EngineOptions = OPTIONS) -> EnginePool:
-    members = [WorkerEngine(worker, options, worker.call("load", options).result()) for worker in workers]
+    members = [
+        WorkerEngine(worker, options, worker.call("load", options).result())  # type: ignore[arg-type]
+        for worker in workers
+    ]
     first = load_engine(OPTIONS)
     assert not isinstance(first, EnginePool)
     return EnginePool(first, members)  # type: ignore[arg-type]
@@ -127,7 +130,7 @@ def test_a_worker_whose_process_starts_gets_no_range_while_others_work(two: Two)
     assert [ranges.submit(TASK).result(30) for _ in range(3)] == 3 * [REPORT]
     assert ranges.count == 1
     for member in ranges._members:
-        member.worker.ready = False  # type: ignore[misc]
+        member.worker.ready = False
     assert ranges.count == 2, "all wait"
 
 

@@ -117,8 +117,8 @@ def placement(scale: ScaleSettings, device: str, nodes: Sequence[Mapping[str, fl
 
 
 class RayWorker:
-    """See `engine.RemoteWorker`. A process gets calls once it has answered `report`; until then they wait for it, so
-    none is lost with a process that cannot start.
+    """A worker of the cluster, whose process is replaced when it dies. A process gets calls once it has answered
+    `report`; until then they wait for it, so none is lost with a process that cannot start.
 
     A worker that never answered fails after STARTS processes or START_SECONDS. One that did starts processes again and
     again, and fails only if none answers for START_SECONDS and no other worker is ready then.
@@ -131,15 +131,19 @@ class RayWorker:
         must not call Ray. `others_work`: whether another worker is ready."""
         self._start, self._callbacks, self._others_work = start, callbacks, others_work
         self._lock = threading.RLock()
-        self._closed = self.ready = self._worked = False
-        self.failed = ""
-        self.deaths = 0
+        self._closed = self._worked = False
+        self.ready = False  # whether the present process has answered a call
+        self.failed = ""  # why it computes nothing more
+        self.deaths = 0  # since a process answered a call
         self._waiting: list[tuple[Future[Any], str, tuple[object, ...]]] = []
         self._process: Any = None
         self._wait()
         self._begin()
 
     def call(self, method: str, *content: object) -> Future[Any]:
+        """Call a method of Worker, once its process is ready. The future raises WorkerDied if the process dies, or does
+        not start in time although others work, EngineError if the call cannot be made; it returns the errors of the
+        method."""
         answer = Future[Any]()
         with self._lock:
             process, ended, ready = self._process, self._ended(), self.ready

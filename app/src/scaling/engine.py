@@ -6,39 +6,21 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import fields
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING
 
 from app.src.core.backends import EngineClosed, EngineError, InputType, Vectors
 from app.src.core.loading import EngineOptions
 from app.src.core.queue import EngineStats, Lane, Watcher
 from app.src.scaling.worker import Answer, Block, Loaded
 
-
-class RemoteWorker(Protocol):
-    """A worker of the cluster, whose process is replaced when it dies."""
-
-    @property
-    def failed(self) -> str:
-        """Why it computes nothing more; "" while a process works or is about to."""
-
-    @property
-    def ready(self) -> bool:
-        """Whether the present process has answered a call."""
-
-    @property
-    def deaths(self) -> int:
-        """How many processes have died since one answered a call."""
-
-    def call(self, method: str, *content: object) -> Future[Any]:
-        """Call a method of Worker, once its process is ready. The future raises WorkerDied if the process dies, or does
-        not start in time although others work, EngineError if the call cannot be made; it returns the errors of the
-        method."""
+if TYPE_CHECKING:
+    from app.src.scaling.cluster import RayWorker
 
 
 class WorkerEngine(Loaded):
     """See `core.pool.Member`. Thread-safe."""
 
-    def __init__(self, worker: RemoteWorker, options: EngineOptions, loaded: Loaded) -> None:
+    def __init__(self, worker: RayWorker, options: EngineOptions, loaded: Loaded) -> None:
         """`loaded`: what the worker answered when it loaded these options."""
         super().__init__(**vars(loaded))
         self.worker, self.options = worker, options

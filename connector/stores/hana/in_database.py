@@ -83,33 +83,32 @@ class RowsInDatabase:
         """Return the keys of a range's rows in these states."""
         sql, values = self._compared(within, states)
         names = ", ".join(f'"K{place}"' for place in range(len(self.rows.renderer.key)))
-        return [
-            tuple(row)
-            for row in with_bytes(self.source.pool.read(f"SELECT {names} FROM ({sql})", values, doing=_DOING))
-        ]
+        rows = self.source.pool.read(f"SELECT {names} FROM ({sql})", values, doing=_DOING)
+        return [tuple(row) for row in with_bytes(rows)]
 
     def write(self, lease: Lease, within: KeyRange, found: Counts) -> tuple[int, int]:
         """Embed the rows of a range that are new or have another text, and replace the metadata of those in `meta`, in
         one transaction. Return the numbers of rows. `found`: states without rows take no statement. Raises LeaseLost
         after a takeover, RowRejected for a text without a vector."""
+        table = self.table.sql
         meta, meta_values = self._compared(within, ("meta",))
         merge = (
-            f'MERGE INTO {self.table.sql} AS "OLD" USING ({meta}) AS "NEW" ON "OLD"."SRC_KEY" = "NEW"."SRC_KEY" '
+            f'MERGE INTO {table} AS "OLD" USING ({meta}) AS "NEW" ON "OLD"."SRC_KEY" = "NEW"."SRC_KEY" '
             'WHEN MATCHED THEN UPDATE SET "VEC_META" = "NEW"."VEC_META", "CONTENT_HASH" = '
             f'HEXTOBIN("NEW"."HASH"||\'{"0" * 32}\'), "SYNCED_AT" = CURRENT_UTCTIMESTAMP'
         )
         vector = self.table.of_real(embedding(self.model, '"VEC_TEXT"'))
         changed, changed_values = self._compared(within, ("changed",))
-        delete = f'DELETE FROM {self.table.sql} WHERE "SRC_KEY" IN (SELECT "SRC_KEY" FROM ({changed}))'
+        delete = f'DELETE FROM {table} WHERE "SRC_KEY" IN (SELECT "SRC_KEY" FROM ({changed}))'
         # Only rows that are not stored now: one that changes after the DELETE would otherwise be stored twice.
         fresh, fresh_values = self._compared(within, ("new",))
         insert = (
-            f'INSERT INTO {self.table.sql} ("VEC_TEXT", "VEC_META", "VEC_VECTOR", "SRC_KEY", "CHUNK_NO", "CONTENT_HASH", '
+            f'INSERT INTO {table} ("VEC_TEXT", "VEC_META", "VEC_VECTOR", "SRC_KEY", "CHUNK_NO", "CONTENT_HASH", '
             f'"MODEL_ID", "SYNCED_AT") SELECT "VEC_TEXT", "VEC_META", {vector}, "SRC_KEY", 0, '
             f"HEXTOBIN(\"HASH\"||'{'0' * 32}'), TO_NVARCHAR(?), CURRENT_UTCTIMESTAMP FROM ({fresh})"
         )
         ids, ids_values = self._ids(within)
-        mute = f'SELECT COUNT(*) FROM {self.table.sql} WHERE "SRC_KEY" IN ({ids}) AND COALESCE(L2NORM("VEC_VECTOR"), 0) < 0.5'
+        mute = f'SELECT COUNT(*) FROM {table} WHERE "SRC_KEY" IN ({ids}) AND COALESCE(L2NORM("VEC_VECTOR"), 0) < 0.5'
 
         done = 0, 0  # by attempts so far: the next one does not find rows whose commit succeeded without a reply
 

@@ -90,12 +90,9 @@ class ChangeMethod(Protocol):
 
     def check(self, spec: CollectionSpec, table: Table, source: Source) -> None:
         """Raise ConfigurationError if the method cannot work with this table."""
-        ...
 
     def identity(self, plan: ReadPlan, source: Source) -> Mark:
         """Return facts of the source that a mark depends on, besides the settings. A change discards the mark."""
-        ...
 
     def feed(self, plan: ReadPlan, source: Source) -> Feed:
         """Return the feed of this run: a full comparison if `plan.due`."""
-        ...

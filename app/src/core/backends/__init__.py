@@ -102,22 +102,18 @@ class Backend(Protocol):
 
     def tokenize(self, texts: Sequence[str]) -> TokenBatch:
         """Return ids with special tokens, cut to the model's maximum length."""
-        ...
 
     def count(self, texts: Sequence[str]) -> list[int]:
         """Return the number of tokens of each whole text, without special tokens."""
-        ...
 
     def offsets(self, text: str) -> list[tuple[int, int]]:
         """Return, for each token of the whole text, its first character and one after its last."""
-        ...
 
     def forward(self, batch: TokenBatch, *, exact: bool = False, pause: Pause | None = None) -> Vectors:
         """Return pooled vectors (len(batch), dimension), not normalised. Raises OutOfMemory, DeviceFailed.
 
         `exact` computes in fp32. `pause` is called at least `pauses` times and may call `forward` itself.
         """
-        ...
 
     def launch(self, batch: TokenBatch) -> Running:
         """Start `forward` without waiting. Batches end in the order in which they were launched."""
