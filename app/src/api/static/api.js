@@ -155,7 +155,8 @@ async function problemOf(answer) {
   }
   const scope = /scope="([^"]*)"/.exec(answer.headers.get("WWW-Authenticate") ?? "")?.[1] ?? null;
   const title = told.title ?? (answer.statusText || `HTTP ${answer.status}`);
-  return new Problem(answer.status, title, detailOf(told) ?? title, {
+  const detail = typeof told.detail === "string" ? told.detail : told.error?.message;
+  return new Problem(answer.status, title, detail ?? title, {
     requestId: told.request_id ?? answer.headers.get("X-Request-ID"),
     retryAfter: answer.headers.get("Retry-After"),
     scope,
@@ -163,10 +164,6 @@ async function problemOf(answer) {
     errors: told.errors ?? [],
     toml: told.toml ?? null,
   });
-}
-
-function detailOf(told) {
-  return typeof told.detail === "string" ? told.detail : (told.error?.message ?? null);
 }
 
 async function body(answer) {

@@ -13,7 +13,7 @@ const TICKS = 4;
 const TIMES = 5;
 
 /** A round number at least as large: 1, 2, 2.5 or 5 times a power of ten. */
-export function niceCeiling(value) {
+function niceCeiling(value) {
   if (!(value > 0)) return 1;
   const power = 10 ** Math.floor(Math.log10(value));
   return [1, 2, 2.5, 5, 10].map((step) => step * power).find((step) => step >= value * (1 - 1e-9));
@@ -133,6 +133,11 @@ export function lineChart({ title, unit, series, spans, ceiling = null }) {
     read();
   }
 
+  function leave() {
+    chosen = null;
+    read();
+  }
+
   plot.addEventListener("keydown", (event) => {
     const now = samples.findIndex((each) => each.time === chosen);
     const from = now < 0 ? samples.length : now;
@@ -148,14 +153,10 @@ export function lineChart({ title, unit, series, spans, ceiling = null }) {
       event.preventDefault();
       choose(to);
     } else if (event.key === "Escape") {
-      chosen = null;
-      read();
+      leave();
     }
   });
-  plot.addEventListener("blur", () => {
-    chosen = null;
-    read();
-  });
+  plot.addEventListener("blur", leave);
   plot.addEventListener("pointermove", (event) => {
     if (samples.length === 0) return;
     const box = drawing.getBoundingClientRect();
@@ -163,10 +164,7 @@ export function lineChart({ title, unit, series, spans, ceiling = null }) {
     const far = samples.map((sample) => Math.abs(across(sample.time) - x));
     choose(far.indexOf(Math.min(...far)));
   });
-  plot.addEventListener("pointerleave", () => {
-    chosen = null;
-    read();
-  });
+  plot.addEventListener("pointerleave", leave);
   table.addEventListener("toggle", () => table.open && list());
 
   return {

@@ -34,7 +34,7 @@ export function stateBadge(job) {
 }
 
 /** How fast rows are handled, of the last seconds. */
-export class Rate {
+class Rate {
   #samples = [];
 
   add(done, time = performance.now()) {

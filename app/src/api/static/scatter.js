@@ -47,7 +47,6 @@ export class Scatter {
       this.ring,
       this.tip,
     );
-    this.element = this.plot;
     this.#listen(signal);
     const resized = new ResizeObserver(() => this.draw());
     resized.observe(this.plot);

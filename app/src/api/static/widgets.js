@@ -37,6 +37,11 @@ function tableRow(columns, cells) {
   return h("tr", { role: "row" }, made);
 }
 
+/** A part of a page under a heading. */
+export function section(id, heading, ...content) {
+  return h("section", { "aria-labelledby": `${id}-title` }, h("h2", { id: `${id}-title` }, heading), content);
+}
+
 /** `[[name, node or text], ...]`; what is null or empty is left out. */
 export function facts(pairs, kind = "") {
   const told = pairs.filter(([, value]) => value !== null && value !== undefined && value !== "");

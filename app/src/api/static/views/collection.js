@@ -6,7 +6,7 @@ import { breakable, fill, h } from "../dom.js";
 import { many, moment } from "../figures.js";
 import { isOver, jobLine, liveJob } from "../jobs.js";
 import { badge, failure, note, number } from "../parts.js";
-import { facts, refreshTimes, slowButton, whileVisible } from "../widgets.js";
+import { facts, refreshTimes, section, slowButton, whileVisible } from "../widgets.js";
 import { freshness, placeOf, writtenByClients } from "./collection/freshness.js";
 import { Generations } from "./collection/generations.js";
 import { jobsTable, syncedOutside } from "./collection/jobs.js";
@@ -109,7 +109,12 @@ class Page {
       if (this.shown[what] === now) return;
       await part.load();
       this.shown[what] = now;
-    }).then(() => this.refused?.[what] && part.refuse(this.refused[what]));
+    }).then(() => {
+      const error = this.refused?.[what];
+      if (!error) return;
+      const why = error.scope ? `Your key lacks the scope ${error.scope}.` : error.message;
+      fill(part.element, h("p", { class: "muted" }, `Not shown: ${why}`));
+    });
   }
 
   #show(what, data, draw) {
@@ -229,10 +234,6 @@ class Page {
     };
     return slowButton(text, work, (error) => this.#failed(error));
   }
-}
-
-function section(id, heading, content) {
-  return h("section", { "aria-labelledby": `${id}-title` }, h("h2", { id: `${id}-title` }, heading), content);
 }
 
 function figures(status) {

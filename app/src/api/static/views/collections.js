@@ -5,7 +5,7 @@ import { breakable, fill, h } from "../dom.js";
 import { many } from "../figures.js";
 import { isOver, jobLine, liveJob } from "../jobs.js";
 import { badge, failure, note, number } from "../parts.js";
-import { refreshTimes, slowButton, table, whileVisible } from "../widgets.js";
+import { refreshTimes, section, slowButton, table, whileVisible } from "../widgets.js";
 import * as one from "./collection.js";
 import { freshness, placeOf, writtenByClients } from "./collection/freshness.js";
 import { jobsTable, syncedOutside } from "./collection/jobs.js";
@@ -52,7 +52,7 @@ class Overview {
       h("h1", null, "Collections"),
       this.trouble,
       this.list,
-      h("section", { "aria-labelledby": "jobs-title" }, h("h2", { id: "jobs-title" }, "Last jobs"), this.rights, this.jobs),
+      section("jobs", "Last jobs", this.rights, this.jobs),
     );
   }
 

@@ -5,7 +5,7 @@ import { lineChart } from "../charts.js";
 import { fill, h } from "../dom.js";
 import { gibibytes, many, measure } from "../figures.js";
 import { badge, failure, loading, note, number } from "../parts.js";
-import { facts, table, whileVisible } from "../widgets.js";
+import { facts, section, table, whileVisible } from "../widgets.js";
 
 export const title = "GPU";
 
@@ -160,10 +160,6 @@ function versions(snapshot) {
     ]),
     h("p", { class: "small muted" }, sentence(snapshot.note)),
   ];
-}
-
-function section(id, heading, content) {
-  return h("section", { "aria-labelledby": `${id}-title` }, h("h2", { id: `${id}-title` }, heading), content);
 }
 
 // ------------------------------------------------------------------------------------------------------- the device

@@ -120,7 +120,7 @@ class Drawing {
       this.place,
       h("p", { class: "muted" }, this.#explained()),
       this.wanted.color && this.#legend(),
-      h("div", { class: "scatter-frame" }, this.scatter.element, tools),
+      h("div", { class: "scatter-frame" }, this.scatter.plot, tools),
       h("p", { class: "small muted", id: "scatter-how" }, how),
       this.#list(),
     );

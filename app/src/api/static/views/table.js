@@ -4,7 +4,7 @@
 import { get } from "../api.js";
 import { breakable, fill, h } from "../dom.js";
 import { badge, loading, note, number } from "../parts.js";
-import { copyButton, facts, table } from "../widgets.js";
+import { copyButton, facts, section, table } from "../widgets.js";
 import { createForm } from "./table/create.js";
 
 const COLUMNS = [{ name: "Column" }, { name: "Type", kind: "short" }, { name: "Comment", kind: "wide" }, { name: "Nullable" }];
@@ -62,12 +62,7 @@ function columns(found) {
     column.comment || "–",
     column.nullable ? "yes" : "no",
   ]);
-  return h(
-    "section",
-    { "aria-labelledby": "columns-title" },
-    h("h2", { id: "columns-title" }, "Columns"),
-    table({ caption: "Columns", columns: COLUMNS, rows }),
-  );
+  return section("columns", "Columns", table({ caption: "Columns", columns: COLUMNS, rows }));
 }
 
 function typeOf({ type_name: name, length, scale }) {
@@ -79,10 +74,9 @@ function typeOf({ type_name: name, length, scale }) {
 
 /** Checked and created by the service without a restart. */
 function creation(form, proposed, context) {
-  return h(
-    "section",
-    { "aria-labelledby": "create-title" },
-    h("h2", { id: "create-title" }, "New collection"),
+  return section(
+    "create",
+    "New collection",
     proposed?.notes.map((each) => note("info", each)),
     proposed?.create_view && view(proposed.create_view, context),
     form,
@@ -91,10 +85,9 @@ function creation(form, proposed, context) {
 
 function proposal(proposed, context) {
   const toml = h("pre", { class: "toml", tabindex: "0", role: "group", "aria-label": "owl-sap.toml" }, proposed.toml);
-  return h(
-    "section",
-    { "aria-labelledby": "proposal-title" },
-    h("h2", { id: "proposal-title" }, "Proposed collection"),
+  return section(
+    "proposal",
+    "Proposed collection",
     h("p", null, "Paste into owl-sap.toml and adjust."),
     proposed.notes.map((each) => note("info", each)),
     h("div", { class: "copied" }, toml, copyButton(() => toml.textContent, "the proposal", context.announce)),

@@ -31,11 +31,6 @@ export class Generations {
     this.element = h("div", null, this.said, this.list);
   }
 
-  refuse(error) {
-    const why = error.scope ? `Your key lacks the scope ${error.scope}.` : error.message;
-    fill(this.list, h("p", { class: "muted" }, `Not shown: ${why}`));
-  }
-
   async load() {
     const all = await get(this.place, this.context);
     if (all.length === 0) {

@@ -28,11 +28,6 @@ export class Quarantine {
     this.element = h("div");
   }
 
-  refuse(error) {
-    const why = error.scope ? `Your key lacks the scope ${error.scope}.` : error.message;
-    fill(this.element, h("p", { class: "muted" }, `Not shown: ${why}`));
-  }
-
   async load() {
     this.entries = await get(`${this.place}?limit=${MOST}`, this.context);
     const there = new Set(this.entries.map((entry) => keyText(entry.key)));
@@ -50,7 +45,7 @@ export class Quarantine {
     const rows = this.entries.map((entry, place) => this.#row(entry, this.boxes[place]));
     this.count = h("span", { class: "small muted", role: "status" });
     const failed = (error) => this.failed(error);
-    this.retryButton = slowButton("Retry selected", () => this.#retry(), failed);
+    this.retryButton = slowButton("Retry selected", () => this.#retry({ keys: this.#keys() }), failed);
     this.dropButton = slowButton("Drop selected …", () => this.#drop(), failed, { class: "danger" });
     fill(
       this.element,
@@ -60,7 +55,7 @@ export class Quarantine {
         { class: "buttons" },
         h("label", { class: "check" }, this.all, "All"),
         this.retryButton,
-        slowButton("Retry all", () => this.#retryAll(), failed),
+        slowButton("Retry all", () => this.#retry(), failed),
         this.dropButton,
         this.count,
       ),
@@ -71,11 +66,9 @@ export class Quarantine {
   }
 
   #box(entry) {
-    const key = keyText(entry.key);
-    const box = h("input", { type: "checkbox", checked: this.chosen.has(key) });
+    const box = h("input", { type: "checkbox", checked: this.chosen.has(keyText(entry.key)) });
     box.addEventListener("change", () => {
-      if (box.checked) this.chosen.add(key);
-      else this.chosen.delete(key);
+      this.#choose(entry, box.checked);
       this.#tell();
     });
     return box;
@@ -94,11 +87,14 @@ export class Quarantine {
   #chooseAll(on) {
     this.boxes.forEach((box, place) => {
       box.checked = on;
-      const key = keyText(this.entries[place].key);
-      if (on) this.chosen.add(key);
-      else this.chosen.delete(key);
+      this.#choose(this.entries[place], on);
     });
     this.#tell();
+  }
+
+  #choose(entry, on) {
+    if (on) this.chosen.add(keyText(entry.key));
+    else this.chosen.delete(keyText(entry.key));
   }
 
   #tell() {
@@ -113,12 +109,8 @@ export class Quarantine {
     return this.entries.filter((entry) => this.chosen.has(keyText(entry.key))).map((entry) => entry.key);
   }
 
-  async #retry() {
-    await this.started(await post(`${this.place}/retry`, { keys: this.#keys() }, this.context));
-  }
-
-  async #retryAll() {
-    await this.started(await post(`${this.place}/retry`, undefined, this.context));
+  async #retry(body) {
+    await this.started(await post(`${this.place}/retry`, body, this.context));
   }
 
   async #drop() {

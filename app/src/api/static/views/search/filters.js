@@ -63,32 +63,25 @@ function ranged(field) {
 
 function range(field, labels, { from = null, to = null }, set) {
   const isNumber = field.type === "number";
-  const bound = (end, value) => {
-    const limit = isNumber ? String(field[end]) : String(field[end]).slice(0, 10);
-    const input = h("input", {
+  const bound = (end, value) =>
+    h("input", {
       type: isNumber ? "number" : "date",
       step: isNumber ? "any" : null,
-      placeholder: isNumber ? limit : null,
+      placeholder: isNumber ? field[end] : null,
       "aria-label": `${labels.label(field.name)} ${end === "min" ? "from" : "to"}`,
       value: value ?? "",
       onchange: () => choose(),
     });
-    return input;
-  };
   const low = bound("min", from);
   const high = bound("max", to);
   const valueOf = (input) => (input.value === "" ? null : isNumber ? Number(input.value) : input.value);
-  const chosenRange = () => {
-    const choice = { from: valueOf(low), to: valueOf(high) };
-    return choice.from === null && choice.to === null ? null : choice;
-  };
   const trouble = h("p", { class: "small trouble", role: "alert" });
   const choose = () => {
-    const choice = chosenRange();
-    const wrong = choice !== null && reversed(choice);
+    const choice = { from: valueOf(low), to: valueOf(high) };
+    const wrong = reversed(choice);
     fill(trouble, wrong && "From must not be greater than to.");
     for (const input of [low, high]) input.setAttribute("aria-invalid", String(wrong));
-    if (!wrong) set(choice);
+    if (!wrong) set(choice.from === null && choice.to === null ? null : choice);
   };
   const least = isNumber ? number(field.min) : String(field.min).slice(0, 10);
   const most = isNumber ? number(field.max) : String(field.max).slice(0, 10);

@@ -108,7 +108,6 @@ function bar(share, faint = false) {
 /** Show the rows grouped under a hit. Unfolding the list requests the hit's nearest rows. */
 function grouped(hit, state, show) {
   const list = h("ol", { class: "alike" });
-  const name = `${number(hit.similar)} more like this`;
   const opened = async () => {
     if (!details.open || list.childElementCount > 0) return;
     fill(list, h("li", null, loading()));
@@ -121,7 +120,7 @@ function grouped(hit, state, show) {
       fill(list, h("li", null, failure(error)));
     }
   };
-  const details = h("details", { class: "group", ontoggle: opened }, h("summary", null, name), list);
+  const details = h("details", { class: "group", ontoggle: opened }, h("summary", null, `${number(hit.similar)} more like this`), list);
   return details;
 }
 

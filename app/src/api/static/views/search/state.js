@@ -2,7 +2,7 @@
 
 export const MODES = ["hybrid", "vector", "keyword"];
 export const SIZES = [10, 20, 50];
-export const PASSAGES = 10;
+const PASSAGES = 10;
 const DAY_MS = 86_400_000;
 
 /**
