@@ -30,7 +30,7 @@ from typing import Any
 
 import numpy as np
 
-from app.src.benchmark.harness import Figure, Report, at_least, at_most, interleaved, main, wall
+from app.src.benchmark.harness import Figure, Report, interleaved, wall
 from app.src.benchmark.workloads import sap_like_texts
 from app.src.core.agreement import LEAST_COSINE, LEAST_OVERLAP, agreement
 from app.src.core.backends.folder import Folder, find_folder, read_folder
@@ -39,6 +39,7 @@ from app.src.core.backends.tokenizing import RustTokenizer
 from app.src.core.onnx_export.graph import ATTENTION_MASK, INPUT_IDS, OUTPUT, build_graph
 from app.src.core.onnx_export.quantise import quantise
 from app.src.core.tokens import TokenBatch, plan_batches, rectangle
+from benchmarks.program import at_least, at_most, main
 from hana_emulator.sample import all_rows
 from hana_emulator.sample.tables import TABLES
 

@@ -37,18 +37,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from app.src.benchmark import embed
-from app.src.benchmark.harness import (
-    Figure,
-    Part,
-    Report,
-    at_least,
-    at_most,
-    interleaved,
-    main,
-    resident_bytes,
-    wall,
-)
-from app.src.benchmark.peers import available
+from app.src.benchmark.harness import Figure, Report, interleaved, wall
 from app.src.benchmark.workloads import sap_like_texts, texts
 from app.src.core import loading
 from app.src.core.engine import Engine
@@ -57,6 +46,7 @@ from app.src.core.memory import MemoryLimits
 from app.src.core.onnx_export.optimizer import calibrate
 from app.src.core.onnx_export.serving import GraphOptions
 from app.src.settings import EmbeddingSettings
+from benchmarks.program import Part, at_least, at_most, available, main, resident_bytes
 from connector.processors import processors
 
 ANCHOR = "sentence-transformers"

@@ -20,12 +20,13 @@ from pathlib import Path
 
 import numpy as np
 
-from app.src.benchmark.harness import Figure, Report, main, significant
+from app.src.benchmark.harness import Figure, Report, significant
 from app.src.core.backends import ModelInfo, Pause, Running, TokenBatch, Vectors
 from app.src.core.backends.folder import Folder, find_folder, read_folder
 from app.src.core.backends.tokenizing import RustTokenizer, TokenizingBackend
 from app.src.core.device import DeviceProfile
 from app.src.core.engine import EmbeddingEngine
+from benchmarks.program import main
 
 LENGTHS = {17: 40_000, 128: 8_000}  # tokens of a text -> texts of a call
 PART = 4096  # texts tokenised at once

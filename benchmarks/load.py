@@ -40,11 +40,12 @@ import orjson
 import tomlkit
 import uvloop
 
-from app.src.benchmark.harness import Figure, Report, at_most, machine, main, resident_bytes
+from app.src.benchmark.harness import Figure, Report, machine
 from app.src.benchmark.sync import TEMPLATE, MaterialsInEmulator
 from app.src.benchmark.workloads import material, material_text
 from app.src.core.loading import EngineOptions, load_engine
 from app.src.demo import announced
+from benchmarks.program import at_most, main, resident_bytes
 from connector.model import Vectors
 
 MODEL = "all-MiniLM-L6-v2"

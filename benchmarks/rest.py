@@ -37,10 +37,11 @@ import uvicorn
 
 from app.src.access import keys
 from app.src.api.server import serve
-from app.src.benchmark.harness import Figure, Report, at_least, at_most, machine, main
+from app.src.benchmark.harness import Figure, Report, machine
 from app.src.demo import announced
 from app.src.service.service import Service
 from app.src.settings import Settings
+from benchmarks.program import at_least, at_most, main
 
 PACKAGES = ("fastapi", "starlette", "uvicorn", "httptools", "uvloop", "pydantic", "orjson")
 CONNECTIONS = 8

@@ -27,7 +27,7 @@ from pathlib import Path
 
 import numpy as np
 
-from app.src.benchmark.harness import Figure, Report, at_least, at_most, interleaved, main
+from app.src.benchmark.harness import Figure, Report, interleaved
 from app.src.benchmark.sync import TEMPLATE, MaterialsInEmulator
 from app.src.benchmark.workloads import material_text
 from app.src.core.backends import Pause, TokenBatch, Vectors
@@ -38,6 +38,7 @@ from app.src.core.pool import EnginePool
 from app.src.scaling.cluster import Cluster
 from app.src.service.wiring import EngineEmbedder
 from app.src.settings.model import ScaleSettings
+from benchmarks.program import at_least, at_most, main
 from connector.hana.source import HanaSource
 from connector.model import CollectionSpec
 from connector.stores.local.store import LocalStore

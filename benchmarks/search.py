@@ -37,18 +37,7 @@ import numpy as np
 from threadpoolctl import threadpool_info, threadpool_limits
 
 from app.src.access.principal import OPERATOR
-from app.src.benchmark.harness import (
-    Figure,
-    Part,
-    Report,
-    Work,
-    at_most,
-    interleaved,
-    machine,
-    main,
-    percentiles,
-)
-from app.src.benchmark.peers import available
+from app.src.benchmark.harness import Figure, Report, Work, interleaved, machine, percentiles
 from app.src.benchmark.search import COLLECTION, filled, measure
 from app.src.benchmark.sync import TEMPLATE, MaterialsInEmulator
 from app.src.benchmark.workloads import clustered, exact_best, material_text
@@ -58,6 +47,7 @@ from app.src.service.relevance import Calibrations
 from app.src.service.search import SearchOptions, hybrid
 from app.src.service.service import Service
 from app.src.settings import Settings
+from benchmarks.program import Part, at_most, available, main
 from connector.model import ChangeSet, Chunk, Filter
 from connector.stores.local.store import LocalStore
 

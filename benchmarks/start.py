@@ -29,11 +29,12 @@ from functools import partial
 from pathlib import Path
 
 from app.src.access.principal import OPERATOR
-from app.src.benchmark.harness import SCATTER, Figure, Report, at_most, interleaved, main
+from app.src.benchmark.harness import SCATTER, Figure, Report, interleaved
 from app.src.benchmark.workloads import material_text
 from app.src.demo import announced
 from app.src.service.service import Service
 from app.src.settings import load
+from benchmarks.program import at_most, main
 from connector.sync.documents import NewDocument
 
 MODEL, HASHING, TEXTS = "all-MiniLM-L6-v2", "hash:384", 1000
@@ -112,7 +113,7 @@ def serve(given: argparse.Namespace, report: Report) -> Iterator[Figure]:
 
         rounds = interleaved({"ready": run}, given.rounds)
     name = "owl-sap serve, until ready"
-    yield rounds.figure(name, "ready", target=TARGETS[name])
+    yield Figure(name, rounds.took["ready"], "s", TARGETS[name])
 
 
 def models(given: argparse.Namespace, report: Report) -> Iterator[Figure]:
@@ -123,7 +124,7 @@ def models(given: argparse.Namespace, report: Report) -> Iterator[Figure]:
     }
     rounds = interleaved(works, given.rounds)
     for name in works:
-        yield rounds.figure(name, name, target=at_most(3.0))
+        yield Figure(name, rounds.took[name], "s", at_most(3.0))
 
 
 if __name__ == "__main__":

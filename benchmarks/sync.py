@@ -36,22 +36,14 @@ from pathlib import Path
 from typing import Any, TypeVar
 from unittest.mock import patch
 
-from app.src.benchmark.harness import (
-    Figure,
-    Report,
-    Work,
-    at_least,
-    at_most,
-    interleaved,
-    main,
-    significant,
-)
+from app.src.benchmark.harness import Figure, Report, Work, interleaved, significant
 from app.src.benchmark.sync import TEMPLATE, MaterialsInEmulator
 from app.src.benchmark.workloads import material_text
 from app.src.core.engine import Engine
 from app.src.core.loading import EngineOptions, load_engine
 from app.src.service.hana_engine import HanaEngine
 from app.src.service.wiring import EngineEmbedder
+from benchmarks.program import at_least, at_most, main
 from connector.hana.embedding import HanaModel
 from connector.hana.source import HanaSource
 from connector.model import ChangeSpec, CollectionSpec, DatabaseModel

@@ -25,12 +25,13 @@ from pathlib import Path
 from typing import Any
 
 from app.src.access.principal import OPERATOR
-from app.src.benchmark.harness import Figure, Report, at_most, main, wall
+from app.src.benchmark.harness import Figure, Report, wall
 from app.src.benchmark.sync import TEMPLATE, MaterialsInEmulator
 from app.src.benchmark.workloads import material_text
 from app.src.service.search import SearchOptions
 from app.src.service.service import Service
 from app.src.settings import Settings
+from benchmarks.program import at_most, main
 
 MODEL = "all-MiniLM-L6-v2"
 WINDOW = 1000

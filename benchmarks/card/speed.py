@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from app.src.benchmark.harness import Figure, Target, Work, at_least, at_most, interleaved, significant, wall
+from app.src.benchmark.harness import Figure, Target, Work, interleaved, significant, wall
 from app.src.core.agreement import agreement
 from app.src.core.backends.folder import read_folder
 from app.src.core.backends.tokenizing import RustTokenizer
@@ -23,6 +23,7 @@ from app.src.core.loading import load_engine
 from app.src.core.pool import EnginePool
 from app.src.core.queue import Request
 from app.src.core.t4_gpu_optimizer import measure_products
+from benchmarks.program import at_least, at_most
 from connector.processors import processors
 
 from .models import LOADS, lengths_of, texts_of

@@ -31,9 +31,10 @@ from typing import Any
 
 import numpy as np
 
-from app.src.benchmark.harness import Figure, Report, at_most, main
+from app.src.benchmark.harness import Figure, Report
 from app.src.core.loading import EngineOptions, load_engine
 from app.src.service.wiring import EngineEmbedder
+from benchmarks.program import at_most, main
 from hana_emulator.testing import Emulator, running
 from tests.adversity.scene import NAME, Scene
 from tests.scaling import nodes

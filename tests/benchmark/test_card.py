@@ -22,7 +22,7 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from app.src.benchmark.harness import Figure, Report, at_least
+from app.src.benchmark.harness import Figure, Report
 from app.src.core import loading as engines
 from app.src.core.agreement import agreement
 from app.src.core.device import DeviceProfile
@@ -32,6 +32,7 @@ from benchmarks.card.details import SWITCHES
 from benchmarks.card.models import LOADS, SHAPES, TINY, Shape, lengths_of, minilm, texts_of
 from benchmarks.card.peer import Peer, Products
 from benchmarks.card.run import PartFailed, Run, WrongVectors, apart, same
+from benchmarks.program import at_least, write
 
 ROOT = Path(__file__).parents[2]
 T4, P4 = (DeviceProfile.of_card(f"Tesla {name}") for name in ("T4", "P4"))
@@ -265,7 +266,7 @@ def test_a_card_that_failed_and_is_used_on_fails_the_part(tmp_path: Path, told: 
 
 def test_report_is_written_as_a_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     report, file = Report("card", {}), tmp_path / "card.json"
-    report.write(file)
+    write(report, file)
     before = file.read_text(encoding="utf-8")
 
     def full(self: Path, *args: Any, **more: Any) -> int:
@@ -273,7 +274,7 @@ def test_report_is_written_as_a_whole(tmp_path: Path, monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(Path, "write_text", full)
     with pytest.raises(OSError, match="no space"):
-        report.write(file)
+        write(report, file)
     assert file.read_text(encoding="utf-8") == before
 
 

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from app.src.benchmark import embed
-from app.src.benchmark.harness import Figure, PeerUnavailable, at_least, interleaved
+from app.src.benchmark.harness import Figure, PeerUnavailable, interleaved
 from app.src.core.loading import EngineOptions, load_engine
 from app.src.settings import EmbeddingSettings
+from benchmarks.program import at_least
 
 GOOD = str(Path(__file__).with_name("fake_embedder.py"))
 WANTED = EmbeddingSettings(model="hash:16")

@@ -9,18 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from app.src.benchmark import harness as reporting
-from app.src.benchmark.harness import (
-    Figure,
-    Report,
-    Rounds,
-    Work,
-    at_least,
-    at_most,
-    commit,
-    interleaved,
-    machine,
-)
+from app.src.benchmark.harness import Figure, Report, Rounds, Work, commit, interleaved, machine
+from benchmarks.program import at_least, at_most, main
 
 
 def test_works_take_turns_and_change_places() -> None:
@@ -95,9 +85,7 @@ def test_a_program_runs_the_parts_it_is_asked_for(tmp_path: Path, capsys: pytest
         raise AssertionError("not asked for")
 
     out = tmp_path / "new" / "made.json"
-    reporting.main(
-        "made", "doc", {"speed": speed, "never": never}, arguments=["speed", "--rounds", "2", "--out", str(out)]
-    )
+    main("made", "doc", {"speed": speed, "never": never}, arguments=["speed", "--rounds", "2", "--out", str(out)])
     written = json.loads(out.read_text(encoding="utf-8"))
     assert written["figures"][0] | {"rounds": []} == {
         "name": "speed",
@@ -125,7 +113,7 @@ def test_what_was_measured_before_a_part_fails_is_kept(tmp_path: Path) -> None:
 
     out = tmp_path / "made.json"
     with pytest.raises(RuntimeError, match="no room"):
-        reporting.main("made", "doc", {"speed": speed, "broken": broken}, arguments=["--out", str(out)])
+        main("made", "doc", {"speed": speed, "broken": broken}, arguments=["--out", str(out)])
     written = json.loads(out.read_text(encoding="utf-8"))
     assert [figure["name"] for figure in written["figures"]] == ["speed"]
     assert written["notes"] == ["incomplete: broken ended with RuntimeError: no room"]
@@ -133,7 +121,7 @@ def test_what_was_measured_before_a_part_fails_is_kept(tmp_path: Path) -> None:
 
 def test_an_unknown_part_is_refused_by_name(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        reporting.main("made", "doc", {"speed": lambda given, report: []}, arguments=["sped"])
+        main("made", "doc", {"speed": lambda given, report: []}, arguments=["sped"])
     assert "no part sped; parts: speed" in capsys.readouterr().err
 
 

@@ -1,12 +1,10 @@
-"""The harness of all benchmarks: interleaved measurements, figures with targets and verdicts, the machine, and a report
-as lines and JSON. Programs under benchmarks/ call `main`.
+"""The harness of all benchmarks: interleaved measurements, figures with targets and verdicts, the machine, and a
+report.
 """
 
 from __future__ import annotations
 
-import argparse
 import gc
-import json
 import math
 import os
 import platform
@@ -14,7 +12,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -61,14 +59,6 @@ def percentiles(values: Sequence[float], *shares: int) -> dict[str, float]:
     return {f"p{share}": significant(float(np.percentile(values, share))) if values else 0.0 for share in shares}
 
 
-def at_least(goal: float) -> Target:
-    return ">=", goal
-
-
-def at_most(goal: float) -> Target:
-    return "<=", goal
-
-
 @dataclass(frozen=True, slots=True)
 class Figure:
     """The median of rounds. `unit`: "x" for a ratio. `scatter`: replaces SCATTER for figures that vary by nature.
@@ -103,16 +93,6 @@ class Figure:
         if not (self.median >= goal if sign == ">=" else self.median <= goal):
             return "missed"
         return None if self.disturbed else "met"
-
-    def __str__(self) -> str:
-        if self.error is not None:
-            return f"{self.name}: failed: {self.error}"
-        target = (
-            "" if self.target is None else f" ({self.target[0]} {self.target[1]:g}: {self.verdict or 'not judged'})"
-        )
-        disturbed = "; DISTURBED: ignore, the rounds scatter because other work was running" if self.disturbed else ""
-        rounds = ", ".join(f"{one:.4g}" for one in self.rounds)
-        return f"{self.name}: {self.median:.4g} {self.unit}{target}; rounds {rounds}{disturbed}"
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -150,9 +130,6 @@ class Rounds:
             kept["cpu_ratio"] = significant(float(np.median(shares)))
         ratios = [above / below for above, below in zip(self.took[over], self.took[under], strict=True)]
         return Figure(name, ratios, target=target, more={**kept, **more})
-
-    def figure(self, name: str, work: str, unit: str = "s", target: Target | None = None, **more: Any) -> Figure:
-        return Figure(name, self.took[work], unit, target, more=more)
 
 
 def interleaved(works: Mapping[str, Work], rounds: int, *, pause: float = 0.0) -> Rounds:
@@ -202,12 +179,6 @@ def machine(packages: Sequence[str] = _PACKAGES) -> dict[str, Any]:
     return about
 
 
-def resident_bytes(pid: int | None = None) -> int:
-    """Return the resident memory of a process (Linux) in bytes, by default of this one."""
-    pages = int(Path(f"/proc/{pid or 'self'}/statm").read_text(encoding="ascii").split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE")
-
-
 def commit(root: Path = ROOT) -> str | None:
     """Return the commit of this checkout, with "+" if tracked files were changed; None if `root` is not the top of a
     checkout."""
@@ -238,14 +209,6 @@ class Report:
     details: dict[str, Any] = field(default_factory=dict)
     load_before: float = field(default_factory=lambda: os.getloadavg()[0])
 
-    def note(self, text: str) -> None:
-        if text not in self.notes:
-            self.notes.append(text)
-
-    @property
-    def failed(self) -> list[Figure]:
-        return [figure for figure in self.figures if figure.error is not None]
-
     @property
     def disturbed(self) -> bool:
         return any(figure.disturbed for figure in self.figures)
@@ -261,55 +224,3 @@ class Report:
             "notes": self.notes,
             **({"details": self.details} if self.details else {}),
         }
-
-    def write(self, file: Path) -> None:
-        """Write or replace the file as a whole."""
-        file.parent.mkdir(parents=True, exist_ok=True)
-        partial = file.with_name(f"{file.name}.partial")
-        partial.write_text(json.dumps(self.as_dict(), indent=2, default=str) + "\n", encoding="utf-8")
-        partial.replace(file)
-
-
-# Takes options and report, and yields figures one by one. It may add notes and versions to the report.
-Part = Callable[[argparse.Namespace, Report], Iterable[Figure]]
-
-
-def main(
-    name: str,
-    description: str,
-    parts: Mapping[str, Part],
-    add_options: Callable[[argparse.ArgumentParser], None] = lambda parser: None,
-    arguments: Sequence[str] | None = None,
-) -> Report:
-    """Run the parts named on the command line (default: all), print the figures, and write JSON to --out.
-
-    Every program accepts [PART ...] --rounds N --out FILE; `add_options` adds more. Each figure is printed and written
-    as soon as it is measured, so an aborted run keeps its figures.
-    """
-    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(parts)}; default: all")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--out", type=Path, help="write the figures as JSON")
-    add_options(parser)
-    given = parser.parse_args(arguments)
-    if unknown := set(given.parts) - set(parts):
-        parser.error(f"no part {', '.join(sorted(unknown))}; parts: {', '.join(parts)}")
-    # Keep paths out of committed results.
-    chosen = {key: value for key, value in vars(given).items() if key not in ("parts", "out")}
-    report = Report(name, options={key: value for key, value in chosen.items() if not isinstance(value, Path)})
-    part = ""
-    try:
-        for part in given.parts or parts:
-            for figure in parts[part](given, report):
-                report.figures.append(figure)
-                sys.stdout.write(f"{figure}\n")
-                if given.out:
-                    report.write(given.out)
-    except BaseException as error:
-        report.notes.append(f"incomplete: {part} ended with {type(error).__name__}: {error}")
-        raise
-    finally:
-        sys.stdout.writelines(f"{line}\n" for line in (*report.notes, f"machine: {report.machine}"))
-        if given.out:
-            report.write(given.out)
-    return report

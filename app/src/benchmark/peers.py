@@ -18,7 +18,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Literal
 
-from app.src.benchmark.harness import PeerUnavailable, Report
+from app.src.benchmark.harness import PeerUnavailable
 
 Kind = Literal["embed", "search"]
 WORKERS = Path(__file__).with_name("workers")
@@ -109,18 +109,6 @@ def _recipe(environment: str) -> str:
         raise PeerUnavailable(
             "torch is not installed here, and the peer needs the same version: install the extra engine"
         ) from None
-
-
-def available(names: Sequence[str], kind: Kind, report: Report) -> list[str]:
-    """Return the peers that can run; name the others in the report's notes."""
-    found = []
-    for name in names:
-        try:
-            PeerProcess(name, kind)
-            found.append(name)
-        except PeerUnavailable as error:
-            report.notes.append(f"left out: {error}")
-    return found
 
 
 _BOOTSTRAP = (
