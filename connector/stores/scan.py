@@ -80,10 +80,6 @@ class _SingleThreadedBlas:
         self._controller: ThreadpoolController | None = None
         self._limit: Any = None
 
-    @property
-    def in_use(self) -> bool:
-        return self._users > 0
-
     @contextmanager
     def __call__(self) -> Iterator[None]:
         with self._lock:

@@ -521,18 +521,18 @@ def test_hybrid_computes_on_one_thread(service: Service, source: TableSource, mo
     backdrop_of, close = Backdrop.of, ranking.closeness
 
     def of(vectors: Any) -> Any:
-        limited["backdrop"] = single_threaded.in_use
+        limited["backdrop"] = single_threaded._users > 0
         return backdrop_of(vectors)
 
     def closeness(*arguments: Any) -> Any:
-        limited["closeness"] = single_threaded.in_use
+        limited["closeness"] = single_threaded._users > 0
         return close(*arguments)
 
     monkeypatch.setattr(Backdrop, "of", of)
     monkeypatch.setattr("app.src.service.relevance.closeness", closeness)
     service.search.run("materials", "pump", principal=OPERATOR)
     assert limited == {"backdrop": True, "closeness": True}
-    assert not single_threaded.in_use
+    assert not single_threaded._users
 
 
 def test_few_rows_are_sampled_once_for_all_who_ask(synced: Service, monkeypatch: pytest.MonkeyPatch) -> None:

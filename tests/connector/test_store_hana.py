@@ -574,8 +574,8 @@ def test_a_drop_that_was_cut_short_is_finished_by_another(store, run, monkeypatc
 def test_the_table_of_a_generation_that_another_collection_has(store):
     store.generations.begin(NAME, Other(), RECIPE)
     store.open("MATERIALS_G2X", Model())
-    other = HanaStore(store._pool, store._schema)
-    other._pool.execute(f'UPDATE "{store._schema}"."OWL_STATE" SET "TABLE_NAME" = \'OWL_MATERIALS_G3\' '
+    other = HanaStore(store.pool, store._schema)
+    other.pool.execute(f'UPDATE "{store._schema}"."OWL_STATE" SET "TABLE_NAME" = \'OWL_MATERIALS_G3\' '
                         "WHERE COLLECTION = 'MATERIALS_G2X'")  # fmt: skip
     with pytest.raises(ConfigurationError, match="rename one"):
         other.generations.begin(NAME, Wide(), RECIPE)

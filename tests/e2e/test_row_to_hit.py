@@ -295,7 +295,7 @@ def test_hanadb_reads_our_collection_and_its_rows_are_foreign(ends, spec, emulat
 def halved(ends) -> Ends:
     """The same ends, with a store that keeps vectors in half precision."""
     store = ends.store
-    return replace(ends, store=HanaStore(store._pool, store._schema, vector_type="half"))
+    return replace(ends, store=HanaStore(store.pool, store._schema, vector_type="half"))
 
 
 def test_vectors_of_half_precision_are_compared_as_they_are_stored(halved, spec, run_sql):

@@ -28,7 +28,7 @@ def late_writer_accepted() -> Iterator[None]:
     apply, check = HanaStore.apply, HanaStore._check
 
     def checked_before(self: HanaStore, lease: Lease, changes: ChangeSet) -> None:
-        self._pool.in_transaction(lambda session: check(self, session, lease))
+        self.pool.in_transaction(lambda session: check(self, session, lease))
         apply(self, lease, changes)
 
     with patch.object(HanaStore, "apply", checked_before), no_epoch_check():

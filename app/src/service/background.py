@@ -118,7 +118,6 @@ class Background:
         sync: Callable[[], Sync],
         quarantine: Callable[[], Quarantine],
         file: Path | None = None,
-        clock: Callable[[], float] = time.time,
     ) -> None:
         """`file`: the settings file; job records are kept beside it."""
         settings = parts.settings
@@ -139,8 +138,8 @@ class Background:
             longest_wait=settings.sync.longest_wait,
             give_up_after=settings.sync.give_up_after,
         )
-        self.jobs = Jobs(_records(parts, file), self._work, options, clock)
-        self.scheduler = Scheduler(self.jobs, self._schedules, clock)
+        self.jobs = Jobs(_records(parts, file), self._work, options)
+        self.scheduler = Scheduler(self.jobs, self._schedules)
 
     def run(self, workers: int | None = None, *, schedules: bool, most: int = 0) -> None:
         """Run jobs, including those left by ended processes; with `schedules`, queue due syncs. `workers`: concurrent

@@ -109,7 +109,7 @@ class HanaStore(VectorStore):
         times = lease_times or LeaseTimes()
         whole_seconds = replace(times, ttl=max(1, round(times.ttl)))
         super().__init__(pool, state_tables(schema), schema, names, whole_seconds)
-        self._pool = pool
+        self.pool = pool
         self._features: HanaFeatures | None = None
         self._half = vector_type == "half"
         self._index_from = index_from
@@ -117,10 +117,6 @@ class HanaStore(VectorStore):
         self._ensured: dict[tuple[str, int], float] = {}
         self._full_text: bool | None = None
         self._parts = f"{quote(schema)}.{quote(PARTS)}"
-
-    @property
-    def pool(self) -> HanaPool:
-        return self._pool
 
     def close(self) -> None:
         """Clear the cached collections. The caller closes the pool."""
@@ -146,7 +142,7 @@ class HanaStore(VectorStore):
         """Return whether HANA can search texts by words. No system view shows this, so the first call tries it."""
         if self._full_text is None:
             try:
-                self._pool.read(*keywords.probe(table), doing="asking HANA whether it can search texts")
+                self.pool.read(*keywords.probe(table), doing="asking HANA whether it can search texts")
                 self._full_text = True
             except StatementFailed:
                 self._full_text = False
@@ -156,10 +152,10 @@ class HanaStore(VectorStore):
         return VectorTable(self._schema, name)
 
     def _create(self, sql: str) -> None:
-        create(self._pool, self._schema, sql)
+        create(self.pool, self._schema, sql)
 
     def _create_table(self, name: str, collection: str, number: int, dimension: int) -> str:
-        self._features = self._features or HanaFeatures.probe(self._pool)
+        self._features = self._features or HanaFeatures.probe(self.pool)
         if not self._features.real_vector:
             raise ConfigurationError(
                 f"this HANA (version {self._features.version or 'unknown'}) has no REAL_VECTOR type; it came with HANA "
@@ -170,17 +166,17 @@ class HanaStore(VectorStore):
                 f"this HANA (version {self._features.version or 'unknown'}) has no HALF_VECTOR type; it came with HANA "
                 'Cloud 2025.15: set [store] vector_type = "real"'
             )
-        if not self._pool.read(catalog.FIND_SCHEMA, (self._schema,), doing="looking for the store's schema"):
+        if not self.pool.read(catalog.FIND_SCHEMA, (self._schema,), doing="looking for the store's schema"):
             raise UnknownTable(
                 f"the store's schema {self._schema!r} does not exist (names are case-sensitive): create it, "
                 "or change [store] schema"
             )
         for state, definition in STATE_TABLES.items():
-            if not self._pool.read(catalog.FIND_TABLE, (self._schema, state), doing="looking for the store's tables"):
+            if not self.pool.read(catalog.FIND_TABLE, (self._schema, state), doing="looking for the store's tables"):
                 self._create(f"CREATE COLUMN TABLE {quote(self._schema)}.{quote(state)} {definition}")
         table = table_name(collection, number, self._half)
         sql = f'SELECT "COLLECTION" FROM {self._tables.state} WHERE "TABLE_NAME" = ?'
-        for (owner,) in self._pool.read(sql, (table,)):
+        for (owner,) in self.pool.read(sql, (table,)):
             if owner != name:
                 raise ConfigurationError(
                     f"collections {name!r} and {owner!r} would both be kept in table {table}: rename one of them"
@@ -199,7 +195,7 @@ class HanaStore(VectorStore):
 
     def _complete_table(self, table: str, dimension: int) -> None:
         vectors = self._table(table)
-        columns = self._pool.read(catalog.FIND_COLUMNS, (self._schema, table), doing="looking at a vector table")
+        columns = self.pool.read(catalog.FIND_COLUMNS, (self._schema, table), doing="looking at a vector table")
         if columns:
             types = {row[0]: (row[1], row[2]) for row in columns}
             if types.get("VEC_VECTOR") == (vectors.vector_type, dimension) and "SRC_KEY" in types:
@@ -207,12 +203,12 @@ class HanaStore(VectorStore):
                     with suppress(PermissionRefused):  # another user's table: correct without the index, but slower
                         self._create(vectors.create_key_index())
                 return
-            if self._pool.read(f"SELECT COUNT(*) FROM {vectors.sql}")[0][0]:
+            if self.pool.read(f"SELECT COUNT(*) FROM {vectors.sql}")[0][0]:
                 raise ConfigurationError(
                     f"table {self._schema}.{table} exists with another layout and is not empty: it is not ours to "
                     "change. Rename the collection, or drop the table"
                 )
-            self._pool.execute(vectors.drop(), doing="replacing an empty vector table")
+            self.pool.execute(vectors.drop(), doing="replacing an empty vector table")
         self._create(vectors.create(dimension))
         self._create(vectors.create_key_index())
 
@@ -231,18 +227,18 @@ class HanaStore(VectorStore):
     def _indexes(self, table: str) -> dict[str, str]:
         """Return index types by name."""
         sql = "SELECT INDEX_NAME, INDEX_TYPE FROM SYS.INDEXES WHERE SCHEMA_NAME = ? AND TABLE_NAME = ?"
-        return dict(self._pool.read(sql, (self._schema, table), doing="looking at a table's indexes"))
+        return dict(self.pool.read(sql, (self._schema, table), doing="looking at a table's indexes"))
 
     def _drop_vectors(self, found: Collection, lease: Lease) -> None:
         self._ensured.clear()
         with suppress(UnknownTable):  # an earlier, interrupted drop removed it
-            self._pool.execute(self._table(found.table).drop(), doing=f"dropping the table of {found.name!r}")
+            self.pool.execute(self._table(found.table).drop(), doing=f"dropping the table of {found.name!r}")
 
     def _counts(self, found: Collection) -> tuple[int, int, int]:
         try:
             sql = f'SELECT COUNT(*), COUNT("SRC_KEY"), COUNT(DISTINCT "SRC_KEY") FROM {self._table(found.table).sql}'
             with self._using_vectors():
-                counts = self._pool.read(sql, doing=f"counting collection {found.name!r}")[0]
+                counts = self.pool.read(sql, doing=f"counting collection {found.name!r}")[0]
         except UnknownTable:
             return 0, 0, 0
         return int(counts[0]), int(counts[1]), int(counts[2])
@@ -252,7 +248,7 @@ class HanaStore(VectorStore):
     def begin_part(self, lease: Lease, part: int) -> Lease:
         """Give the part a row of its own: the first statement of a write locks its row, as other writes lock the row of
         the lease."""
-        if not self._pool.read(catalog.FIND_TABLE, (self._schema, PARTS), doing="looking for the store's tables"):
+        if not self.pool.read(catalog.FIND_TABLE, (self._schema, PARTS), doing="looking for the store's tables"):
             self._create(f"CREATE COLUMN TABLE {self._parts} {PARTS_TABLE}")
         begun, doing = replace(lease, part=part), "beginning a part of a lease"
 
@@ -262,7 +258,7 @@ class HanaStore(VectorStore):
             sql = f'INSERT INTO {self._parts} ("COLLECTION", "PART", "LEASE_EPOCH") VALUES (?, ?, ?)'
             session.execute(sql, (lease.collection, part, lease.epoch), doing=doing)
 
-        self._pool.in_transaction(write, doing=doing)
+        self.pool.in_transaction(write, doing=doing)
         return begun
 
     def end_parts(self, lease: Lease) -> None:
@@ -273,7 +269,7 @@ class HanaStore(VectorStore):
             self._check(session, lease)
             self._end_parts(session, lease.collection)
 
-        self._pool.in_transaction(write, doing="ending the parts of a lease")
+        self.pool.in_transaction(write, doing="ending the parts of a lease")
 
     def _end_part(self, session: Session, part: Lease) -> None:
         sql = f'DELETE FROM {self._parts} WHERE "COLLECTION" = ? AND "PART" = ? AND "LEASE_EPOCH" = ?'
@@ -362,14 +358,14 @@ class HanaStore(VectorStore):
                     f'SELECT "ID", COSINE_SIMILARITY("VEC_VECTOR", {again}) FROM {table.sql} '
                     f'WHERE "ID" IN ({", ".join("?" * len(some))})'
                 )
-                rows = self._pool.read(sql, (*parameters(model), *some), doing="embedding stored texts again")
+                rows = self.pool.read(sql, (*parameters(model), *some), doing="embedding stored texts again")
                 found |= {id_: cosine for id_, cosine in rows if cosine is not None}
             return found
 
         try:
             return asked(records)
         except (RowRejected, StatementFailed):
-            embed_plain_word(self._pool.read, model)
+            embed_plain_word(self.pool.read, model)
         alone: dict[int, float] = {}
         errors: list[RowRejected | StatementFailed] = []
         for id_ in records:
@@ -410,7 +406,7 @@ class HanaStore(VectorStore):
         for some in portions(ids):
             sql = f'SELECT {_STORED} FROM {table.sql} WHERE "SRC_KEY" IN ({", ".join("?" * len(some))})'
             with self._using_vectors():
-                rows = self._pool.read(sql, some, doing=f"reading collection {collection!r}")
+                rows = self.pool.read(sql, some, doing=f"reading collection {collection!r}")
             yield list(map(_stored, rows))
 
     def records(self, collection: str, *, vectors: bool = True) -> Iterator[list[StoredRecord]]:
@@ -439,7 +435,7 @@ class HanaStore(VectorStore):
         after = -1
         while True:
             with self._using_vectors():
-                rows = self._pool.read(sql, (after, size), doing=f"reading collection {collection!r}")
+                rows = self.pool.read(sql, (after, size), doing=f"reading collection {collection!r}")
             if not rows:
                 return
             yield rows
@@ -550,7 +546,7 @@ class HanaView:
 
             def best(count: int) -> Rows:
                 sql = table.search(count, only, exact=exact)
-                return self.store._pool.read(sql, (query, *only.parameters), doing="searching")
+                return self.store.pool.read(sql, (query, *only.parameters), doing="searching")
 
             return _best(best, k)
 
@@ -566,12 +562,12 @@ class HanaView:
             table, only = self.store._table(found.table), compiled(condition)
             within = compiled(condition.within if isinstance(condition, filters.Guarded) else None)
             full_text = self.store._searches_texts(table)
-            weighed = keywords.weigh(self.store._pool, table, text, full_text, within)
+            weighed = keywords.weigh(self.store.pool, table, text, full_text, within)
             if weighed is None:
                 return []
 
             def best(count: int) -> Rows:
-                return self.store._pool.read(
+                return self.store.pool.read(
                     *keywords.statement(table, full_text, weighed, count, only), doing="searching by words"
                 )
 
@@ -587,7 +583,7 @@ class HanaView:
             rest = f'WHERE "SRC_KEY" LIKE ? AND "CHUNK_NO" = 0{only.and_also} ORDER BY "PLACE", "SRC_KEY"'
             sql = self.store._table(found.table).top(count, place, only, rest)
             parameters = [*(f"%{each}%" for each in (*whole, number)), *only.parameters]
-            rows = self.store._pool.read(sql, parameters, doing="looking for a number in keys")
+            rows = self.store.pool.read(sql, parameters, doing="looking for a number in keys")
             return [as_hit((*row[:5], 0.0)) for row in rows]
 
         return self._read(where, read)
@@ -605,7 +601,7 @@ class HanaView:
                         f"FROM {table.sql} "
                         f'WHERE "{column}" IN ({", ".join("?" * len(some))}){ours}{only.and_also}'
                     )
-                    texts += map(as_text, self.store._pool.read(sql, (*some, *only.parameters), doing="reading rows"))
+                    texts += map(as_text, self.store.pool.read(sql, (*some, *only.parameters), doing="reading rows"))
             return records.in_order_of(ids, texts)
 
         return self._read(None, read)
@@ -619,7 +615,7 @@ class HanaView:
                 some = list(dict.fromkeys(ids[start : start + VECTORS_PAGE]))
                 places = ", ".join("?" * len(some))
                 sql = f'SELECT "ID", "VEC_VECTOR" FROM {self.store._table(found.table).sql} WHERE "ID" IN ({places})'
-                stored |= dict(self.store._pool.read(sql, some, doing="reading the vectors of hits"))
+                stored |= dict(self.store.pool.read(sql, some, doing="reading the vectors of hits"))
             for place, id_ in enumerate(ids):
                 vector = records.from_fvecs(stored.get(id_), found.stamp.dimension)
                 if vector is not None:
@@ -633,12 +629,12 @@ class HanaView:
             doing, only, text = "reading a sample of rows", compiled(condition), '"VEC_TEXT"' if texts else "''"
             first = '("CHUNK_NO" = 0 OR "SRC_KEY" IS NULL)'  # one record per row
             source = f"FROM {self.store._table(found.table).sql} WHERE {first}{only.and_also}"
-            (rows,) = self.store._pool.read(f"SELECT COUNT(*) {source}", only.parameters, doing=doing)[0]
+            (rows,) = self.store.pool.read(f"SELECT COUNT(*) {source}", only.parameters, doing=doing)[0]
             sql = (
                 f'SELECT TOP {count:d} "ID", "SRC_KEY", "CHUNK_NO", {text} AS "VEC_TEXT", "VEC_META" {source} '
                 f'ORDER BY MOD(MOD("ID", {SPREAD_MODULUS}) * TO_BIGINT({SPREAD_FACTOR}), {SPREAD_MODULUS}), "ID"'
             )
-            chosen = self.store._pool.read(sql, only.parameters, doing=doing)
+            chosen = self.store.pool.read(sql, only.parameters, doing=doing)
             return Sample([as_text(row) for row in chosen], max(rows, len(chosen)))
 
         return self._read(None, read)
@@ -649,7 +645,7 @@ class HanaView:
         def read(found: Collection, condition: filters.Condition | None) -> list[Place]:
             only, rest = compiled(condition), filters.behind(order, after)
             sql = self.store._table(found.table).places(count, order, only, rest)
-            rows = self.store._pool.read(sql, (*only.parameters, *rest.parameters), doing="reading a page of rows")
+            rows = self.store.pool.read(sql, (*only.parameters, *rest.parameters), doing="reading a page of rows")
             return [Place(id_, None if order.field is None else value) for id_, value in rows]
 
         return self._read(where, read)
@@ -673,7 +669,7 @@ class HanaView:
                 return rows
 
             try:
-                plan = self.store._pool.in_transaction(explain, doing=doing)
+                plan = self.store.pool.in_transaction(explain, doing=doing)
             except (StatementFailed, PermissionRefused) as error:
                 return IndexUse(None, f"HANA does not explain the search (error {error.code})")
             used = IndexUse(False, "no operator of HANA's plan names a vector index")
