@@ -9,6 +9,7 @@ from typing import Any, Literal
 import numpy as np
 
 from connector.errors import ConfigurationError, PermissionRefused, RowRejected, StatementFailed, UnknownTable
+from connector.hana.catalog import did_you_mean
 from connector.hana.connection import HanaPool
 from connector.model import DatabaseModel, Vectors
 
@@ -22,6 +23,7 @@ LONGEST_TOGETHER = 2500  # characters of such a text: an NVARCHAR has 5,000 UTF-
 # SAP documents 256 tokens for SAP_NEB, with two special ones. For other models no limit was found; HANA cuts longer
 # texts without an error.
 MAX_TOKENS = 256 - 2
+SAPS_OWN = ("SAP_GXY.20250407", "SAP_NEB.20240715")
 LANGUAGES = {"SAP_NEB.20240715": ("de", "en", "es", "fr", "pt")}
 # HANA has no tokenizer to ask, so tokens are estimated, rather too many than too few: three letters of a word, two
 # capitals or digits, or any other character.
@@ -130,8 +132,10 @@ def _needs(model: DatabaseModel) -> str:
 def _unusable(model: DatabaseModel, error: Exception) -> ConfigurationError:
     code = getattr(error, "code", 0)
     said = "the user or the instance lacks a privilege (code 258)." if code == 258 else str(error)
+    own = model.remote_source is not None or model.name in SAPS_OWN
+    near = "" if own else did_you_mean(model.name, SAPS_OWN)
     return ConfigurationError(
-        f"HANA does not embed with the model hana:{model.name}: {said} {_needs(model)}. Or name a model "
+        f"HANA does not embed with the model hana:{model.name}: {said}{near} {_needs(model)}. Or name a model "
         "that runs here, such as all-MiniLM-L6-v2",
         code=code,
     )

@@ -44,7 +44,10 @@ def chosen(collection: str, generations: Sequence[Generation], number: int | Non
         raise UnknownGeneration(f"{collection!r} was never synced and has no generations")
     newest = _newest(each for each in generations if each.state == "building")
     if newest is None:
-        raise GenerationRefused(f"no generation of {collection!r} is being built beside the active one")
+        raise GenerationRefused(
+            f"no generation of {collection!r} is being built beside the active one: build one with "
+            f"owl-sap generations {collection} --build, or give the number of another"
+        )
     return newest
 
 

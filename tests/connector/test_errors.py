@@ -108,6 +108,7 @@ TABLE = [
     (259, "invalid table name: Could not find table/view NOPE", UnknownTable),
     (260, "invalid column name: NOPE", UnknownColumn),
     (362, "invalid schema name: NOPE", UnknownTable),
+    (391, "invalidated view: V", UnknownTable),
     (397, "invalid object name: NOPE", UnknownTable),
     (257, 'sql syntax error: incorrect syntax near "SELEC"', StatementFailed),
     (7, "feature not supported", StatementFailed),

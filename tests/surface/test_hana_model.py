@@ -172,12 +172,16 @@ def test_doctor_asks_hana_for_the_model(make: Make) -> None:
     assert "de en es fr pt" in lines["model"]["detail"]
 
 
-def test_doctor_says_that_a_remote_source_gets_the_texts(make: Make) -> None:
-    away = "SENDS TEXTS AWAY: texts of rows and searches go to HANA's remote source AI_CORE"
-    assert (
-        away in make(NEB, {"model": "hana:text-embedding-3-small", "remote_source": "AI_CORE"}).readiness.probe_model()
-    )
+def test_doctor_says_that_a_remote_source_gets_the_texts(make: Make, emulator: Emulator, hana_schema: str) -> None:
+    away = "SENDS TEXTS AWAY: texts of rows and searches go to HANA's remote source"
+    model = {"model": "hana:text-embedding-3-small", "remote_source": "AI_CORE"}
+    assert f"{away} AI_CORE" in make(NEB, model).readiness.probe_model()
     assert "AWAY" not in make().readiness.probe_model()
+    settings = settings_of(emulator, hana_schema, NEB, model) | {"embedding": model | {"remote_source": "OTHER"}}
+    with closing(Service(Settings.model_validate(settings))) as both:
+        said = both.readiness.probe_model()
+    assert f"{away} OTHER; collection parts: hana:text-embedding-3-small" in said
+    assert f"{away} AI_CORE" in said
 
 
 def test_a_hana_that_hangs_needs_no_new_process(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -191,15 +195,15 @@ def test_a_hana_that_hangs_needs_no_new_process(make: Make, monkeypatch: pytest.
 def test_a_misspelled_model_leaves_the_active_one_at_work(
     make: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    ours, wrong = make("hash:64"), make("hana:SAP_GXZ")
-    with pytest.raises(ConfigurationError, match="SAP_GXZ"):
+    ours, wrong = make("hash:64"), make("hana:SAP_GXY.2025040")
+    with pytest.raises(ConfigurationError, match=r"Did you mean 'SAP_GXY\.20250407'"):
         wrong.sync.verify("parts")
     ours.sync.run("parts")
     wrong.parts.warm()  # at the start of serve and worker
-    assert "SAP_GXZ" in caplog.text
+    assert "SAP_GXY.2025040" in caplog.text
     assert wrong.sync.verify("parts").ok
     assert wrong.search.run("parts", "oil filter", 1, principal=OPERATOR).hits[0].key == {"K": 3}
-    with pytest.raises(ConfigurationError, match="SAP_GXZ"):
+    with pytest.raises(ConfigurationError, match=r"Did you mean 'SAP_GXY\.20250407'"):
         wrong.sync.run("parts")
     for name, limit in (("MOST_FAILURES", 1), ("SICK_SECONDS", 0)):
         monkeypatch.setattr(checks, name, limit)

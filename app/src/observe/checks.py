@@ -262,8 +262,8 @@ class Checks:
 
     def probe_model(self) -> str:
         """Load the configured model and those of single collections."""
-        users = {each.model: each.name for each in self.settings.collections if each.model is not None}
-        users.pop(self.settings.embedding.model, None)
+        users = {self._parts.configured(each.name): each.name for each in self.settings.collections}
+        users.pop(self._parts.configured(), None)
         lines = []
         for name in ("", *users.values()):
             start = time.perf_counter()
