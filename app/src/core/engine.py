@@ -118,7 +118,7 @@ class Engine(Device, ABC):
         """
         unique, rows = _unique(texts)
         vectors, _counts = self._computed(unique, lane, input_type, counted=False)
-        self._count_texts(len(texts), len(unique))
+        self.count(texts=len(texts), computed_texts=len(unique))
         return _result(rows, normalize, vectors)
 
     def embed_counted(
@@ -127,7 +127,7 @@ class Engine(Device, ABC):
         """Return the vectors, and the token count of each whole text."""
         unique, rows = _unique(texts)
         vectors, counts = self._computed(unique, lane, input_type, counted=True)
-        self._count_texts(len(texts), len(unique))
+        self.count(texts=len(texts), computed_texts=len(unique))
         return _result(rows, True, vectors), counts[rows].tolist()
 
     @abstractmethod
@@ -152,8 +152,8 @@ class Engine(Device, ABC):
         """Return raw vectors of distinct texts; and, if `counted`, the token count of each whole text."""
 
     @abstractmethod
-    def _count_texts(self, texts: int, computed: int) -> None:
-        """Add to the statistics a call's texts, and how many of them are distinct."""
+    def count(self, **more: int) -> None:
+        """Add to fields of the statistics."""
 
     @abstractmethod
     def count_tokens(self, texts: Sequence[str]) -> list[int]:
@@ -250,7 +250,7 @@ class EmbeddingEngine(Engine):
         tokens = self._tokenize(unique, input_type)
         if counted is not None:
             counted(self._whole_lengths(unique, tokens.lengths, input_type)[rows].tolist())
-        self._count_texts(len(texts), len(unique))
+        self.count(texts=len(texts), computed_texts=len(unique))
         request = Request(
             tokens,
             lane or self._queue.lane_of(tokens.tokens),
@@ -291,8 +291,8 @@ class EmbeddingEngine(Engine):
                 request.future.cancel()
         return vectors, self._whole_lengths(texts, lengths, input_type) if counted else lengths
 
-    def _count_texts(self, texts: int, computed: int) -> None:
-        self._runner.count(texts=texts, computed_texts=computed)
+    def count(self, **more: int) -> None:
+        self._runner.count(**more)
 
     def _tokenize(self, texts: Sequence[str], input_type: InputType) -> TokenBatch:
         self._runner.check_open()

@@ -224,7 +224,7 @@ class EnginePool(Engine):
         """As `Engine.submit`; the call goes whole to one member."""
         self._check_open()
         future = _Block(self, strings(texts), lane, input_type, normalize, counted).queue()
-        self._count_texts(len(texts), len(set(texts)))
+        self.count(texts=len(texts), computed_texts=len(set(texts)))
         return future
 
     def _blocks(self, texts: Sequence[str]) -> list[tuple[int, int]]:
@@ -345,11 +345,7 @@ class EnginePool(Engine):
         counted = ("texts", "computed_texts", "blocks", "repeated_blocks")
         return replace(EngineStats(**sums), **{name: self._counts[name] for name in counted})
 
-    def _count_texts(self, texts: int, computed: int) -> None:
-        self.count(texts=texts, computed_texts=computed)
-
     def count(self, **more: int) -> None:
-        """Add to the statistics."""
         with self._changed:
             self._counts.update(more)
 
