@@ -19,18 +19,7 @@ from app.src.access.rows import Nothing, seen
 from app.src.service.wiring import Parts
 from app.src.settings import CollectionSettings, SettingsError, load, no_collections
 from connector.errors import ConfigurationError, DatabaseError, GenerationChanged, UnknownCollection
-from connector.model import (
-    CollectionSpec,
-    CollectionStatus,
-    Filter,
-    Hit,
-    IndexUse,
-    Order,
-    Place,
-    Sample,
-    StoredText,
-    Vectors,
-)
+from connector.model import CollectionSpec, CollectionStatus, Filter, Hit, Sample, StoredText
 from connector.stores.store import VectorStore
 
 TRIES = 3  # attempts of a read during which another generation becomes active
@@ -44,8 +33,10 @@ class VisibleView:
     faulty. Raises the errors of `connector.stores.store.View`."""
 
     def __init__(self, store: VectorStore, stored: CollectionStatus, within: Filter | None) -> None:
-        self._view = store.view(stored.collection, stored.generation, within)
+        self._view = view = store.view(stored.collection, stored.generation, within)
         self.within = within
+        # Places have no metadata to filter them again, so their rows must be read with `texts`.
+        self.places, self.vectors, self.index_use = view.places, view.vectors, view.index_use
         # Collection, generation, and row filter: callers with other rights must not share results.
         self.key = (stored.collection, stored.generation, json.dumps(within, sort_keys=True))
 
@@ -66,17 +57,6 @@ class VisibleView:
         chosen = seen(found.chosen, self.within)
         # A store that returned invisible rows has counted them too.
         return Sample(chosen, found.rows if len(chosen) == len(found.chosen) else len(chosen))
-
-    def places(self, count: int, order: Order, after: Place | None, where: Filter | None) -> list[Place]:
-        """Return places as the store gives them: without metadata they cannot be filtered again, so their rows must be
-        read with `texts`."""
-        return self._view.places(count, order, after, where)
-
-    def vectors(self, chunks: Sequence[Hit | StoredText]) -> Vectors:
-        return self._view.vectors(chunks)
-
-    def index_use(self, k: int, where: Filter | None) -> IndexUse:
-        return self._view.index_use(k, where)
 
 
 class _Blocks(Reloaded[tuple[CollectionSettings, ...]]):
