@@ -15,7 +15,7 @@ from app.src.observe import checks
 from app.src.service.search import Like
 from app.src.service.service import Service
 from app.src.settings import Settings
-from connector.errors import ConfigurationError
+from connector.errors import ConfigurationError, Overloaded
 from hana_emulator.testing import Emulator, running
 from tests.surface.conftest import Cli
 from tests.surface.test_torch_free import RUN_ALL, without_torch
@@ -209,6 +209,19 @@ def test_a_misspelled_model_leaves_the_active_one_at_work(
         monkeypatch.setattr(checks, name, limit)
     assert wrong.readiness.check().checks == {"engine": False, "store": True}
     assert wrong.readiness.beyond_help() is None, "a new process would meet the same HANA"
+
+
+def test_an_overloaded_hana_is_no_missing_model(make: Make) -> None:
+    make().sync.run("parts")
+    service = make()
+    fault = {"match": "VECTOR_EMBEDDING", "action": "error", "code": 142, "text": "too many", "count": None}
+    service.parts.store_pool.execute(f"ALTER SYSTEM INJECT FAULT '{json.dumps(fault)}'")
+    try:
+        with pytest.raises(Overloaded):
+            service.search.run("parts", "oil filter", 1, principal=OPERATOR)
+    finally:
+        service.parts.store_pool.execute("ALTER SYSTEM CLEAR FAULTS")
+    assert service.search.run("parts", "oil filter", 1, principal=OPERATOR).hits[0].key == {"K": 3}
 
 
 @pytest.mark.parametrize("code", ["258", "328"])

@@ -122,7 +122,7 @@ class Generations:
     def _model_of(self, name: str, generation: Generation) -> EngineEmbedder:
         """Return the model of the generation, from its recipe; earlier versions recorded only the model's name. If
         the settings now compute another family of vectors, that of the generation is loaded too: float, or int8 by the
-        same calibration."""
+        same calibration. Raises ModelMismatch when it is not available, and retryable errors as they are."""
         configured, recipe, reasons = self._parts.configured(name), generation.recipe, []
         recorded = ModelSource(re.sub("@[0-9a-f]{8}$", "", generation.model)) if recipe is None else recipe.model
         ours = _same(recorded, configured)
@@ -136,7 +136,9 @@ class Generations:
                 embedder = self._parts.embedder_of(source)
             except self._parts.expected_errors as error:
                 if ours or source is recorded:  # the error of an unrelated model explains nothing
-                    reasons.append(str(error))
+                    if getattr(error, "retryable", False):  # the model is only unavailable for now
+                        raise
+                    reasons.append(str(error).rstrip("."))
                 continue
             if is_of(generation, ModelStamp.of(embedder)):
                 return embedder
