@@ -526,6 +526,18 @@ def test_a_schema_without_the_right_to_create(monkeypatch: pytest.MonkeyPatch) -
     assert caught.value.fix == 'GRANT CREATE ANY ON SCHEMA "VECTORS" TO "TECH"'
 
 
+def test_a_schema_with_the_tables_of_another_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(self: Checks) -> None:
+        raise PermissionRefused("no SELECT on VECTORS.OWL_STATE", code=258)
+
+    examined = probes(monkeypatch, Pool(), store={"schema": "VECTORS"})
+    monkeypatch.setattr(Checks, "_store_answers", refused)
+    with pytest.raises(Fault) as caught:
+        examined.probe_store()
+    for rights in ("CREATE ANY", "SELECT, INSERT, UPDATE, DELETE"):
+        assert f'GRANT {rights} ON SCHEMA "VECTORS" TO "TECH"' in caught.value.fix
+
+
 def test_a_schema_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     def absent(self: Checks) -> None:
         raise UnknownTable("the schema does not exist")

@@ -407,7 +407,10 @@ class Checks:
         # A vector table with a name that no collection has, dropped at once.
         table = VectorTable(schema, f"OWL__DOCTOR_{secrets.token_hex(6).upper()}")
         try:
-            self._store_answers()
+            try:
+                self._store_answers()
+            except PermissionRefused as error:  # another user created the tables of the state
+                raise Fault(str(error), f"{create}; {writing(schema).grant(user)}") from None
             pool = self._parts.store_pool
             pool.execute(table.create(3), doing=f'making a table in schema "{schema}"')
             pool.execute(table.drop(), doing="dropping doctor's own table")
