@@ -297,7 +297,7 @@ def test_a_third_model_is_told_of_the_unfinished_second(wide: Service, configure
     report = third.sync.run(NAME)
     assert isinstance(report, BuildReport)
     assert report.generation == 3
-    assert any("generation 2 is unfinished" in note and "--drop 2" in note for note in report.notes)
+    assert any("generation 2 was not switched to" in note and "--drop 2" in note for note in report.notes)
     back = configured("hash:64").sync.run(NAME)
     assert not isinstance(back, BuildReport)
     assert any("generation 2, 3" in note for note in back.notes)

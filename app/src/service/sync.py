@@ -155,8 +155,8 @@ class Sync:
         left = [each.number for each in found if each.state == "building" and not is_of(each, stamp)]
         if left:
             report.notes.append(
-                f"generation {', '.join(map(str, left))} is unfinished and not of the configured model, so it was not "
-                f"continued; owl-sap generations {spec.name} --drop {left[0]} deletes it"
+                f"generation {', '.join(map(str, left))} was not switched to and is not of the configured model, so "
+                f"it was not continued; owl-sap generations {spec.name} --drop {left[0]} deletes it"
             )
         return report
 
