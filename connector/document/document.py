@@ -44,7 +44,7 @@ UNREADABLE = VECTOR_TYPES | {"BLOB", "ST_GEOMETRY", "ST_POINT", "ARRAY"}
 _DIGEST = 16
 UNKNOWN_VECTOR = bytes(8)  # in place of a `vector_digest`, for a vector that the database has computed
 _PAIR, _NUMBER = struct.Struct("<II"), struct.Struct("<I")
-RENDERING = 2  # increase when this code renders the same row differently
+RENDERING = 3  # increase when this code renders the same row differently
 Plain = bool | int | float | str | None  # a key value as JSON
 
 

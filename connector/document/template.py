@@ -15,7 +15,7 @@ _SEPARATORS = r"[\s.,;:|/·•–—-]"
 _LEADING = re.compile(rf"^{_SEPARATORS}*")
 _TRAILING = re.compile(rf"{_SEPARATORS}*$")
 _LABEL = re.compile(r"[^\s.,;|(\[][^.,;|\n(\[]*[:=]\s*$")
-_UNIT = re.compile(r"^[^.,;|\n)\]]*")
+_UNIT = re.compile(r"^(?:[^.,;|\n()\[\]]|\([^()]*\)|\[[^\[\]]*\])*")  # an open bracket belongs to the next column
 _BRACKETS = {"(": ")", "[": "]", "<": ">"}
 _OPENING, _CLOSING = tuple(_BRACKETS), tuple(_BRACKETS.values())
 
@@ -53,7 +53,8 @@ class Template:
 
     def render(self, values: Sequence[str]) -> str:
         """Return the text for one formatted value per slot; "" if all are empty. An empty slot also removes its
-        separators, its brackets, and its label with the text up to the next punctuation ("Weight: {BRGEW} kg, ")."""
+        separators, its brackets, and its label with the text up to the next punctuation ("Weight: {BRGEW} kg, ") or the
+        next column's bracket."""
         mask = tuple(map(bool, values))
         if (plan := self._plans.get(mask)) is None:
             plan = self.pattern(mask)
