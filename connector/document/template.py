@@ -14,8 +14,10 @@ _TOKEN = re.compile(
 _SEPARATORS = r"[\s.,;:|/·•–—-]"
 _LEADING = re.compile(rf"^{_SEPARATORS}*")
 _TRAILING = re.compile(rf"{_SEPARATORS}*$")
-_LABEL = re.compile(r"[^\s.,;|(\[][^.,;|\n(\[]*[:=]\s*$")
-_UNIT = re.compile(r"^(?:[^.,;|\n()\[\]]|\([^()]*\)|\[[^\[\]]*\])*")  # an open bracket belongs to the next column
+# Words with whole brackets; other brackets belong to the columns beside them.
+_WORDS = r"(?:[^.,;|\n()\[\]<>]|\([^()]*\)|\[[^\[\]]*\]|<[^<>]*>)*"
+_LABEL = re.compile(rf"[^\s.,;|()\[\]<>]{_WORDS}[:=]\s*$")
+_UNIT = re.compile(rf"^{_WORDS}")
 _BRACKETS = {"(": ")", "[": "]", "<": ">"}
 _OPENING, _CLOSING = tuple(_BRACKETS), tuple(_BRACKETS.values())
 
@@ -90,8 +92,9 @@ def _join(before: str, after: str, *, first: bool, last: bool) -> str:
     if without_label != before:
         before, after = without_label, _UNIT.sub("", after)
     opening, closing = before.rstrip(), after.lstrip()
-    if opening and closing and _BRACKETS.get(opening[-1]) == closing[0]:
+    while opening and closing and _BRACKETS.get(opening[-1]) == closing[0]:
         before, after = opening[:-1], closing[1:]
+        opening, closing = before.rstrip(), after.lstrip()
     words = _TRAILING.sub("", before, count=1)
     rest = _LEADING.sub("", after, count=1)
     separators = before[len(words) :], after[: len(after) - len(rest)]
