@@ -130,6 +130,24 @@ def test_a_sync_is_cancelled(serve: Serve, source: Stepwise, open_page: Open) ->
     expect(page.get_by_role("button", name="Sync", exact=True)).to_be_visible()
 
 
+@pytest.mark.slow
+def test_a_job_is_shown_while_the_store_does_not_answer(
+    serve: Serve, source: Stepwise, open_page: Open, watch: Watch
+) -> None:
+    watch.allow(503)
+    page = open_page(serve(), "#/collections/materials")
+    gone = {"status": 503, "title": "Service Unavailable", "detail": "no server listens there"}
+    page.route(re.compile("/collections/materials$"), lambda route: route.fulfill(status=503, json=gone))
+    source.held = True
+    page.get_by_role("button", name="Sync", exact=True).click()
+    expect(page.get_by_role("alert")).to_contain_text("no server listens there")
+    expect(page.get_by_role("button", name="Cancel the job")).to_be_visible()
+    page.unroute_all()
+    source.release(ALL)
+    expect(page.locator("main").get_by_text("44 rows read: 44 unchanged.").first).to_be_visible()
+    expect(page.get_by_role("alert")).to_have_count(0)
+
+
 def test_rows_set_aside_are_tried_again_and_forgotten(serve: Serve, source: Stepwise, open_page: Open) -> None:
     for key in ("002", "003", "004"):
         source.rows_by_key[key]["MTART"] = TOO_MUCH

@@ -59,13 +59,21 @@ class Page {
   }
 
   async load() {
-    const [status, jobs] = await Promise.all([get(this.place, this.context), this.#allowed("jobs", () => this.#jobs())]);
+    const [status, jobs] = await Promise.all([
+      get(this.place, this.context).catch((error) => error),
+      this.#allowed("jobs", () => this.#jobs()),
+    ]);
+    const still = jobs?.map((job) => ({ ...job, progress: null })); // its own line shows that
+    if (status instanceof Error) {
+      // While HANA is away, a job that waits for it is shown all the same.
+      if (this.shown.jobs) this.#show("jobs", [still ?? "refused", this.lastSync], () => this.#showJobs(jobs));
+      throw status;
+    }
     this.byClients = writtenByClients(status);
     this.lastSync = status.last_sync;
     this.#show("figures", { ...status, lag_seconds: null }, () => fill(this.figures, figures(status)));
     fill(this.figures.querySelector(".freshness"), freshness(status));
     refreshTimes(this.root);
-    const still = jobs?.map((job) => ({ ...job, progress: null })); // its own line shows that
     this.#show("jobs", [still ?? "refused", status.last_sync], () => this.#showJobs(jobs));
     await Promise.all([
       // Quarantine and generations change only when these do.
