@@ -332,6 +332,17 @@ def test_a_template_is_healed_in_place_unless_it_is_built(synced: Service, confi
     )
 
 
+def test_a_repair_records_by_which_template_the_rows_are_now(synced: Service, configured: Configured) -> None:
+    other = configured(template="{MAKTX} of {MTART}")
+    assert not other.sync.verify(NAME).ok
+    assert synced.sync.verify(NAME).ok, "only a repair changes rows"
+    assert other.sync.verify(NAME, repair=True).repaired == 4
+    report = configured("hash:128", template="{MAKTX} of {MTART}").sync.run(NAME)
+    assert isinstance(report, BuildReport)
+    assert report.serving is not None
+    assert (report.serving.unchanged, report.serving.upserted) == (4, 0)
+
+
 def test_a_build_goes_on_with_what_the_settings_say_meanwhile(synced: Service, configured: Configured) -> None:
     configured(template="{MTART}: {MAKTX}").sync.build(NAME)
     report = configured(template="{MTART} - {MAKTX}").sync.run(NAME)

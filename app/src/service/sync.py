@@ -289,7 +289,10 @@ class Sync:
     def _verify(self, spec: CollectionSpec, generation: int | None, run: _Run, *, repair: bool) -> VerifyReport:
         maker = self._generations.maker(spec, generation)
         ends = Ends(self._parts.source, self._parts.store, maker.embedder)
-        return verify(maker.spec, ends, repair=repair, options=run[0], watch=run[1])
+        report = verify(maker.spec, ends, repair=repair, options=run[0], watch=run[1])
+        if repair and report.ok:  # the rows are now those of this recipe
+            self._generations.record(maker)
+        return report
 
 
 class Quarantine:
