@@ -109,11 +109,15 @@ def plan(
             stored = store.stored(spec.name)
         elif status.chunks or status.foreign:  # a sync would recreate an empty collection
             raise ModelStamp(status.model, "", status.dimension).mismatch(spec.name, configured)
-    found = _Pass(spec.name, renderer, embedder, options, StoredIndex(stored))(source, spoken, observer)
     full = is_generation(spec.name)  # a sync compares every row of a generation that it builds
     read_plan = ReadPlan(spec, renderer.query, renderer.digest, table, options.page_rows, source.now(), full)
     before = Checkpoint() if status is None else status.checkpoint
     feed = choose(read_plan, source, before)
+    seen = feed.method != "watermark"  # whether the sync would see deletions
+    found = _Pass(spec.name, renderer, embedder, options, StoredIndex(stored), seen)(source, spoken, observer)
+    if found.deleted and not seen:
+        gone = f"{found.deleted:,} rows are gone, which a watermark does not show"
+        found.notes.append(f"{gone}: only a full comparison deletes them")
     found.method, found.reason = feed.method, feed.reason
     if embedder.database_model is not None:
         rows = rows_in_sql(source, store, renderer, table, feed, options.rows_stay)
@@ -131,12 +135,19 @@ class _Pass:
     """One pass over the source."""
 
     def __init__(
-        self, collection: str, renderer: Renderer, embedder: Embedder, options: PlanOptions, index: StoredIndex
+        self,
+        collection: str,
+        renderer: Renderer,
+        embedder: Embedder,
+        options: PlanOptions,
+        index: StoredIndex,
+        seen: bool,
     ) -> None:
         self._renderer = renderer
         self._embedder = embedder
         self._options = options
         self._index = index
+        self._seen = seen
         self._plan = Plan(collection)
         self._places: list[int] = []  # a sample is the first text at or after each of these rows
         # Digests of the texts of rows and chunks to embed, and tokens per chunk.
@@ -160,7 +171,7 @@ class _Pass:
         plan.languages, plan.sampled = of_rows(texts, keys), len(texts)
         plan.deleted = int((~self._index.seen).sum())
         limit = self._options.max_deletes * len(self._index)
-        if plan.deleted > limit or plan.emptied > max(FREE_DELETES, limit):
+        if (self._seen and plan.deleted > limit) or plan.emptied > max(FREE_DELETES, limit):
             plan.paused = "max_deletes"
         if self._chunks:
             _, first = np.unique(np.concatenate(self._chunks), return_index=True)

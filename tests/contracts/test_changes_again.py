@@ -16,6 +16,7 @@ from connector.errors import LeaseLost, TextsNotEmbeddable
 from connector.model import ChangeSet, QuarantinedRow, log_of
 from connector.protocols import Embedder
 from connector.stores.local.store import LocalStore
+from connector.sync.plan import PlanOptions, plan
 from connector.sync.quarantine import drop
 from connector.sync.run import Ends, sync
 from tests.contracts.changing import OPTIONS, MemorySource, MemoryTable, Synced, second
@@ -120,6 +121,21 @@ def test_a_row_whose_entry_is_dropped_is_tried_by_the_next_sync(synced):
     assert (report := synced.sync()).upserted == 1, report
     synced.agrees()
     assert synced.sync().read == 0
+
+
+@pytest.mark.parametrize("way", ["log", "watermark"])
+def test_a_plan_pauses_for_deletions_as_the_sync_does(synced, way):
+    synced.sync(way)
+    synced.table.clock += timedelta(seconds=100)
+    for number in range(5):
+        synced.table.delete(number)
+    ends = (synced.table.source, synced.store, synced.embedder)
+    planned = plan(synced.table.spec(way), *ends, PlanOptions(measure_seconds=None))
+    report = synced.sync(way, max_deletes=0.2)
+    paused, deleted, shown = (None, 0, True) if way == "watermark" else ("max_deletes", 2, False)
+    assert (planned.method, planned.deleted, planned.paused) == (way, 5, paused)
+    assert (report.method, report.deleted, report.paused) == (way, deleted, paused)
+    assert any("5 rows are gone, which a watermark" in note for note in planned.notes) == shown
 
 
 @pytest.mark.parametrize("ending", ["gone", "blank"])
