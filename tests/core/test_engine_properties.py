@@ -295,7 +295,7 @@ def test_non_finite_names_exactly_the_bad_texts(good: list[bool], value: float) 
     with pytest.raises(NonFinite) as caught:
         engine.embed(texts)
     assert list(caught.value.indices) == bad
-    assert f"{len(bad)} text(s)" in str(caught.value)
+    assert f"{len(bad)} text" in str(caught.value)
     assert scripted.exact_rows == len({texts[row] for row in bad}), "each was tried once more in fp32"
 
 

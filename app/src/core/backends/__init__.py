@@ -63,7 +63,10 @@ class NonFinite(EngineError):
 
     def __init__(self, indices: Sequence[int]) -> None:
         shown = ", ".join(map(str, indices[:10])) + " ..." * (len(indices) > 10)
-        super().__init__(f"the model gives no finite vector for {len(indices)} text(s), at position {shown}")
+        texts = "1 text" if len(indices) == 1 else f"{len(indices)} texts"
+        super().__init__(
+            f"the model gives no finite vector for {texts}; change or omit each, by position from 0: {shown}"
+        )
         self.indices = tuple(indices)
 
 
