@@ -317,6 +317,7 @@ class Checkpoint:
     last_sync: datetime | None = None
     """UTC, by the store's clock; None: no run has finished."""
     rows_read: int = 0
+    """By the last full comparison, less the rows that later runs removed."""
     empty: int = 0
     key: tuple[str, ...] = ()
     """Names of the key columns, for hits when the source is unavailable."""

@@ -95,8 +95,9 @@ class Run:
         self._skipped = 0
         # Content digests written by this run, by id; None for a removed document. Empty in a full run.
         self._written: dict[str, bytes | None] = {}
-        self._limit = self._options.max_deletes * max(task.checkpoint.rows_read - task.checkpoint.empty, 0)
-        self._emptied = 0
+        kept = task.checkpoint.rows_read - task.checkpoint.empty - len(self._quarantine)
+        self._limit = self._options.max_deletes * max(kept, 0)
+        self._emptied = self._removed = 0
         self._spared: set[str] = set()  # ids that the limit of deletions kept, which a feed may name again
         self._index: StoredIndex | None = None  # of the whole store; None: look up the documents of each batch
 
@@ -330,7 +331,7 @@ class Run:
         complete = self._feed.complete and not report.stopped
         last_full = self._task.began if complete else old.last_full
         return Checkpoint(
-            rows_read=report.read if complete else old.rows_read,
+            rows_read=report.read if complete else old.rows_read - self._removed,
             empty=report.empty if complete else old.empty,
             key=self._renderer.key,
             source=str(self._renderer.query.table),
@@ -374,11 +375,12 @@ class Run:
 
     def _delete(self, id_: str) -> None:
         self._window.changes.deleted.append(id_)
+        self._removed += 1
         self._note(id_, None)
 
     def _may_delete(self, count: int, free: int) -> bool:
         """Return whether `count` deletions are within the limit. Counting stored rows scans the store, so first try the
-        count of the last full comparison."""
+        count of the last full comparison, less the rows removed since."""
         if self._report.paused is None and count > max(free, self._limit):
             status = self._ends.store.status(self._lease.collection)
             self._limit = self._options.max_deletes * (0 if status is None else status.rows)

@@ -138,6 +138,16 @@ def test_a_plan_pauses_for_deletions_as_the_sync_does(synced, way):
     assert any("5 rows are gone, which a watermark" in note for note in planned.notes) == shown
 
 
+def test_the_limit_of_deletions_is_a_share_of_the_rows_that_are_left(synced):
+    for number in range(2):
+        synced.table.delete(number)
+    assert (report := synced.sync(max_deletes=0.2)).deleted == 2, report
+    for number in range(2, 4):
+        synced.table.delete(number)
+    report = synced.sync(max_deletes=0.2)
+    assert (report.deleted, report.to_delete, report.paused) == (1, 2, "max_deletes"), "2 of 8 are more than a fifth"
+
+
 @pytest.mark.parametrize("ending", ["gone", "blank"])
 def test_a_row_that_the_limit_of_deletions_keeps_counts_once(synced, ending):
     for number in range(10, 20):
