@@ -20,6 +20,9 @@ _LABEL = re.compile(rf"[^\s.,;|()\[\]<>]{_WORDS}[:=]\s*$")
 _UNIT = re.compile(rf"^{_WORDS}")
 _BRACKETS = {"(": ")", "[": "]", "<": ">"}
 _OPENING, _CLOSING = tuple(_BRACKETS), tuple(_BRACKETS.values())
+# In place of brackets without a counterpart, which are words, as in "a)", "->" and "<=". `clean` removes these.
+_WORD_FOR = dict(zip((*_OPENING, *_CLOSING), "\1\2\3\4\5\6", strict=True))
+_BRACKET_FOR = str.maketrans({word: bracket for bracket, word in _WORD_FOR.items()})
 
 
 class Template:
@@ -28,6 +31,7 @@ class Template:
     def __init__(self, slots: Sequence[str], literals: Sequence[str]) -> None:
         self.slots = tuple(slots)
         self.literals = tuple(literals)
+        self._texts = _with_paired_brackets(self.literals)
         self.columns = tuple(dict.fromkeys(slots))  # distinct, in order of first use
         self._plans: dict[tuple[bool, ...], str] = {}
 
@@ -74,15 +78,30 @@ class Template:
         """Return a %-pattern of the literal texts around non-empty columns; cached per combination."""
         if len(self._plans) >= 1024:  # in practice only few combinations occur
             self._plans.clear()
-        kept = [self.literals[0]]
-        for position, (filled, literal) in enumerate(zip(mask, self.literals[1:], strict=True)):
+        kept = [self._texts[0]]
+        for position, (filled, literal) in enumerate(zip(mask, self._texts[1:], strict=True)):
             if filled:
                 kept.append(literal)
             else:
                 kept[-1] = _join(kept[-1], literal, first=len(kept) == 1, last=not any(mask[position:]))
         plan = "%s".join(literal.replace("%", "%%") for literal in kept) if any(mask) else ""
-        self._plans[mask] = plan
+        self._plans[mask] = plan = plan.translate(_BRACKET_FOR)
         return plan
+
+
+def _with_paired_brackets(literals: Sequence[str]) -> list[str]:
+    """Return the texts with brackets only where the template has both of a pair, and `_WORD_FOR` the others."""
+    text = list("\0".join(literals))
+    for opening, closing in _BRACKETS.items():
+        unpaired: list[int] = []
+        for place, char in enumerate(text):
+            if char == closing and unpaired and text[unpaired[-1]] == opening:
+                unpaired.pop()
+            elif char in (opening, closing):
+                unpaired.append(place)
+        for place in unpaired:
+            text[place] = _WORD_FOR[text[place]]
+    return "".join(text).split("\0")
 
 
 def _join(before: str, after: str, *, first: bool, last: bool) -> str:
