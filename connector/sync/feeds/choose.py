@@ -47,7 +47,7 @@ def _due(plan: ReadPlan, checkpoint: Checkpoint, changed: bool) -> str:
     if plan.full:
         return "requested"
     if not checkpoint.mark or checkpoint.last_full is None:
-        unproved = "no full comparison has finished since a pause or a switch of generations"
+        unproved = "no full comparison has finished since a pause, a switch of generations or a quarantine drop"
         return unproved if checkpoint.source else "no full comparison has finished yet"
     if changed:
         return "the settings or the table changed"
