@@ -317,7 +317,7 @@ class Checkpoint:
     last_sync: datetime | None = None
     """UTC, by the store's clock; None: no run has finished."""
     rows_read: int = 0
-    """By the last full comparison, less the rows that later runs removed."""
+    """By the last full comparison, less the rows that later runs removed from the collection or its quarantine."""
     empty: int = 0
     key: tuple[str, ...] = ()
     """Names of the key columns, for hits when the source is unavailable."""

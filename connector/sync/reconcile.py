@@ -97,7 +97,8 @@ class Run:
         self._written: dict[str, bytes | None] = {}
         kept = task.checkpoint.rows_read - task.checkpoint.empty - len(self._quarantine)
         self._limit = self._options.max_deletes * max(kept, 0)
-        self._emptied = self._removed = 0
+        self._emptied = 0
+        self._removed = 0  # rows that were stored or in quarantine, and are neither now
         self._spared: set[str] = set()  # ids that the limit of deletions kept, which a feed may name again
         self._index: StoredIndex | None = None  # of the whole store; None: look up the documents of each batch
 
@@ -252,7 +253,7 @@ class Run:
         report.upserted += action is Action.METADATA
         report.unchanged += action in (Action.KEEP, Action.REHASH)
         report.empty += document.empty
-        self._release(id_, document.empty if again else was_pending)
+        self._release(id_, document.empty if again else was_pending, stored=not document.empty)
 
     def _supersede(self, id_: str) -> bool:
         """Drop an earlier version of the document that this run read but has not written yet."""
@@ -282,10 +283,12 @@ class Run:
         self._window.changes.quarantined.append(QuarantinedRow(id_, "render", reason, digest=digest))
         self._window.changes.deleted.append(id_)
 
-    def _release(self, id_: str, embedded: bool = False) -> None:
+    def _release(self, id_: str, embedded: bool = False, *, stored: bool = True) -> None:
         """Release the entry. `embedded`: this run has embedded, or was to embed, an earlier version of the row, which
-        may have put it into quarantine."""
-        if self._quarantine.pop(id_, None) is not None or embedded:
+        may have put it into quarantine. `stored`: the row is stored from now on."""
+        entry = self._quarantine.pop(id_, None)
+        self._removed += entry is not None and not stored
+        if entry is not None or embedded:
             self._window.changes.released.append(id_)
 
     def _flush(self) -> None:
@@ -371,7 +374,7 @@ class Run:
                 self._delete(id_)
             else:
                 self._spared.add(id_)
-        self._release(id_, was_pending or again)
+        self._release(id_, was_pending or again, stored=False)
 
     def _delete(self, id_: str) -> None:
         self._window.changes.deleted.append(id_)

@@ -119,6 +119,7 @@ def test_a_row_whose_entry_is_dropped_is_tried_by_the_next_sync(synced):
     assert (report := synced.sync()).read == 0, report
     assert drop(synced.store, "c", ["[0]"], OPTIONS) == 1
     assert (report := synced.sync()).upserted == 1, report
+    assert "a quarantine drop" in report.notes[0]
     synced.agrees()
     assert synced.sync().read == 0
 
@@ -146,6 +147,21 @@ def test_the_limit_of_deletions_is_a_share_of_the_rows_that_are_left(synced):
         synced.table.delete(number)
     report = synced.sync(max_deletes=0.2)
     assert (report.deleted, report.to_delete, report.paused) == (1, 2, "max_deletes"), "2 of 8 are more than a fifth"
+
+
+@pytest.mark.parametrize("ending", ["gone", "blank"])
+def test_rows_that_end_in_quarantine_raise_no_limit_of_deletions(synced, ending):
+    ids = [f"[{number}]" for number in range(5)]
+    with synced.store.lease("c", "test", 1) as lease:
+        rows = [QuarantinedRow(id_, "embed", "no vector", digest=b"12345678") for id_ in ids]
+        synced.store.apply(lease, ChangeSet(deleted=ids, quarantined=rows))
+    for number in range(5):
+        synced.table.delete(number) if ending == "gone" else synced.table.put(number, " ", synced.table.clock)
+    assert (report := synced.sync()).paused is None, report
+    for number in range(5, 7):
+        synced.table.delete(number)
+    report = synced.sync(max_deletes=0.2)
+    assert (report.deleted, report.to_delete, report.paused) == (1, 2, "max_deletes"), "2 of 5 are more than a fifth"
 
 
 @pytest.mark.parametrize("ending", ["gone", "blank"])
