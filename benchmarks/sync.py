@@ -272,6 +272,7 @@ def delta(given: argparse.Namespace, report: Report) -> Iterator[Figure]:
             took: list[float] = []
             reading: list[float] = []
             sync(spec, ends, OPTIONS)
+            sync(spec, ends, OPTIONS)  # prepares the statements of later runs
             for number in range(max(given.rounds, 1)):
                 first = 2 * (place * given.rounds + number)
                 changed, deleted = f"{first:018}", f"{first + 1:018}"

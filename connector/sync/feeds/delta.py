@@ -71,7 +71,9 @@ def _waiting(
         counts, keyless = capture.record_types(records.query, span)
     waiting = sum(counts.values())
     if compared is not None and not less(watermark(span.column, table), compared, span.after):
-        counts, keyless = capture.record_types(records.query, replace(span, after=compared, key=None))
+        later = replace(span, after=compared, key=None)
+        if later != span:
+            counts, keyless = capture.record_types(records.query, later)
     types = {"NULL" if kind is None else str(kind).strip() for kind in counts}
     if unknown := sorted(types - OF_A_ROW - {TRUNCATE}):
         reasons.append(f"{table} has records of the unknown type {', '.join(unknown)}")
