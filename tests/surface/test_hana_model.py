@@ -219,8 +219,11 @@ def test_an_overloaded_hana_is_no_missing_model(make: Make) -> None:
     try:
         with pytest.raises(Overloaded):
             service.search.run("parts", "oil filter", 1, principal=OPERATOR)
+        service.parts.warm()  # at the start of serve and worker
+        assert not service.readiness.check().ready
     finally:
         service.parts.store_pool.execute("ALTER SYSTEM CLEAR FAULTS")
+    assert service.readiness.check().ready, "without a restart"
     assert service.search.run("parts", "oil filter", 1, principal=OPERATOR).hits[0].key == {"K": 3}
 
 
