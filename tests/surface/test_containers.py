@@ -32,7 +32,7 @@ from app.src.jobs.journal import JobOptions
 from app.src.jobs.records import FileRecords
 from app.src.jobs.runner import Jobs
 from app.src.observe import Fault, gpu, health
-from app.src.settings import ApiSettings, EmbeddingSettings
+from app.src.settings import ApiSettings, EmbeddingSettings, Settings
 from app.src.settings.model import WorkerSettings
 from connector.errors import ConfigurationError
 from tests.adversity.scene import NAME, Scene
@@ -335,6 +335,7 @@ class Ended:
     """A service as the worker's loop sees it: `spent` after so many looks, then or before that beyond help."""
 
     looked_ago = 0.0
+    settings = Settings()
 
     def __init__(self, spent: int, stuck_at: int | None = None) -> None:
         self.looks, self.spent, self.stuck_at = 0, spent, stuck_at
@@ -355,12 +356,15 @@ def test_a_worker_ends_when_its_engine_is_beyond_help() -> None:
     assert until_over(cast("Any", Ended(3, stuck_at=4)), None, 0.0) == "the engine stands still", "not: all jobs done"
 
 
-def test_a_worker_asks_its_engine_and_shows_no_life_while_it_does_not_answer(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("model", ["hash:16", "hana:SAP_NEB.20240715"])
+def test_a_worker_shows_no_life_while_its_own_engine_does_not_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: str
 ) -> None:
     beat, seen = tmp_path / "beat", list[bool]()
 
     class Sick(Ended):
+        settings = Settings.model_construct(embedding=EmbeddingSettings(model=model))
+
         def probe_engine(self) -> None:
             self.probes += 1
             if self.probes in (2, 3):
@@ -373,4 +377,5 @@ def test_a_worker_asks_its_engine_and_shows_no_life_while_it_does_not_answer(
 
     monkeypatch.setattr(processes, "_PROBE_SECONDS", 0.0)
     assert until_over(cast("Any", Sick(4)), beat, 0.0) is None
-    assert seen == [True, True, False, False, True]
+    sick = model.startswith("hana:")  # a new process would meet the same HANA
+    assert seen == [True, True, sick, sick, True]

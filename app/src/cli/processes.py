@@ -90,8 +90,8 @@ def worker() -> int:
 
 
 def until_over(service: Service, heartbeat: Path | None, look_seconds: float = 1.0) -> str | None:
-    """Wait, probe the engine, and write heartbeats while it answers. Return None once all allowed jobs are over, or the
-    reason once the engine cannot recover."""
+    """Wait, probe the engine, and write heartbeats while it answers, or always if HANA computes the model. Return None
+    once all allowed jobs are over, or the reason once the engine cannot recover."""
     from app.src.observe import health as health_
 
     probed, answers = time.monotonic(), True
@@ -102,7 +102,7 @@ def until_over(service: Service, heartbeat: Path | None, look_seconds: float = 1
                     service.readiness.probe_engine()
                     answers = True
                 except Exception:  # any error: `beyond_help` counts them
-                    answers = False
+                    answers = service.settings.embedding.in_hana  # a new process would meet the same HANA
                 probed = time.monotonic()
             if stuck := service.readiness.beyond_help():
                 return stuck
