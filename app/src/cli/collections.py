@@ -219,8 +219,8 @@ def quarantine_retry(name: Name, keys: KeyArguments = None, json: JsonFlag = Fal
 
 @verb(quarantine_app, "drop")
 def quarantine_drop(name: Name, keys: KeyArguments = None, json: JsonFlag = False) -> None:
-    """Delete entries from quarantine (without KEY: all). Reasons and attempts are lost; the next full sync tries the
-    rows again."""
+    """Delete entries from quarantine (without KEY: all). Reasons and attempts are lost; the next sync compares
+    every row and tries these again."""
     with opened() as service:
         dropped = service.quarantine.drop(name, _wanted_keys(service, name, keys))
     if json:

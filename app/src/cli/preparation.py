@@ -102,8 +102,9 @@ def plan(
         )
     elif found["paused"]:
         advice.append(
-            f"a sync would pause and delete nothing: {output.lost_rows(planned.deleted, planned.emptied)}, more than "
-            f"max_deletes allows. If this is expected: owl-sap sync {name} --full --max-deletes 1"
+            "a sync would pause before it deletes more than max_deletes allows: "
+            f"{output.lost_rows(planned.deleted, planned.emptied)}. If this is expected: "
+            f"owl-sap sync {name} --full --max-deletes 1"
         )
     else:
         advice.append("a sync would run without a pause")
