@@ -195,10 +195,10 @@ def test_many_deletions_wait_for_a_person(serve: Serve, source: Stepwise, open_p
     for number in range(1, 21):
         del source.rows_by_key[f"{number:03}"]
     page.get_by_role("button", name="Sync", exact=True).click()
-    expect(page.locator("main").get_by_text("exceeds the limit of deletions of the last sync")).to_be_visible()
+    expect(page.locator("main").get_by_text("The last sync did not delete what left the source")).to_be_visible()
     page.get_by_role("button", name="Verify and repair").click()
     page.get_by_role("dialog", name="Verify and repair?").get_by_role("button", name="Repair").click()
-    expect(page.locator("main").get_by_text("exceeds the limit of deletions of the last repair")).to_be_visible()
+    expect(page.locator("main").get_by_text("The last repair did not delete what left the source")).to_be_visible()
     page.get_by_role("button", name="Delete 20 rows …").click()
     dialog = page.get_by_role("dialog", name="Delete these rows?")
     expect(dialog).to_contain_text("The source is not changed")

@@ -217,7 +217,7 @@ class Page {
       const text = `This deletes what left the source or became blank there from the collection: ${rows}. The source is not changed.`;
       return note(
         "warning",
-        h("p", null, `What left the source or became blank there, ${rows}, exceeds the limit of deletions of the last ${job.kind === "verify" ? "repair" : "sync"}. If that was on purpose, delete it here too.`),
+        h("p", null, `The last ${job.kind === "verify" ? "repair" : "sync"} did not delete what left the source or became blank there: ${rows}. If that was on purpose, delete it here too.`),
         this.#asking(`Delete ${rows} …`, "Delete these rows?", text, "Delete", { max_deletes: 1 }),
       );
     }
