@@ -1,4 +1,4 @@
-"""What the benchmark programs share: the command line, the report as lines and JSON, targets."""
+"""The command line of the benchmark programs, their report as lines and JSON, and targets."""
 
 from __future__ import annotations
 

@@ -52,8 +52,8 @@ class Task:
 
 
 def deletion_limit(task: Task) -> float:
-    """Return how many rows a run may delete that at its end compares all stored rows, also its own: a share of those
-    before it. If there were none, the run itself has added every row that is gone at its end."""
+    """Return how many rows a run may delete: a share of the rows stored before it. For a run that at its end compares
+    all stored rows, also those it added. No limit if none was stored: the run then added every row that is gone."""
     share = task.options.max_deletes
     status = task.ends.store.status(task.lease.collection) if share < 1 else None
     return share * status.rows if status and status.rows else inf
