@@ -119,7 +119,7 @@ def retry(
         lease = take_lease(held, ends.store, spec.name, options, watch)
         if lease is None:
             return RetryReport(spec.name, stopped=True)
-        ends.store.open(spec.name, ends.embedder)  # again: the last owner may have changed the model
+        checkpoint = ends.store.open(spec.name, ends.embedder)  # again: the last owner may have changed the model
         writer = DocumentWriter(ends, lease, renderer, StageClock(), afresh=True)
         # Read under the lease, to skip rows that another worker has released.
         there = [row.id for row in ends.store.quarantine(spec.name)]
@@ -130,6 +130,9 @@ def retry(
             if watch.stop():
                 report.stopped = report.retried < len(wanted)
                 break
+        if removed := report.gone + report.empty:
+            checkpoint = replace(checkpoint, rows_read=checkpoint.rows_read - removed)
+            ends.store.apply(lease, ChangeSet(checkpoint=checkpoint, partial=True))
     report.seconds = round(time.perf_counter() - start, 3)
     return report
 

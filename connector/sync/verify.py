@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import blake2b
 from typing import Any
@@ -15,7 +15,7 @@ import numpy as np
 
 from connector.document.document import UNKNOWN_VECTOR, Renderer, metadata_json, quarantine_id, vector_digest
 from connector.errors import RowRejected, TextsNotEmbeddable
-from connector.model import ChangeSet, Chunk, CollectionSpec, Document, Lease, Row, StoredRecord
+from connector.model import ChangeSet, Checkpoint, Chunk, CollectionSpec, Document, Lease, Row, StoredRecord
 from connector.sync.apply import DocumentWriter
 from connector.sync.options import Ends, Report, StageClock, SyncOptions, Watch
 from connector.sync.pipeline import pages_ahead
@@ -152,8 +152,8 @@ class _Audit:
                     return report
         report.orphaned += len(self._stored)
         report.ok = not report.drift
-        if self._lease is not None and self._stored:
-            self._delete_orphans(self._lease)
+        if self._lease is not None and status is not None and self._stored:
+            self._delete_orphans(self._lease, status.checkpoint)
         return report
 
     def _embed_again(self, sample: Sequence[tuple[_Record, StoredRecord]]) -> None:
@@ -213,7 +213,7 @@ class _Audit:
         report.stale += stale
         return duplicate or bad or stale
 
-    def _delete_orphans(self, lease: Lease) -> None:
+    def _delete_orphans(self, lease: Lease, checkpoint: Checkpoint) -> None:
         orphans = self._stored
         allowed = max(FREE_DELETES, self._options.max_deletes * self._report.rows)
         if not self._read or len(orphans) > allowed:
@@ -223,7 +223,9 @@ class _Audit:
         stored = (chunk.id for page in self._ends.store.stored(lease.collection) for chunk in page)
         ids = list(dict.fromkeys(id_ for id_ in stored if id_digest(id_) in orphans))
         for start in range(0, len(ids), 1000):
-            self._ends.store.apply(lease, ChangeSet(deleted=ids[start : start + 1000]))
+            some = ids[start : start + 1000]
+            checkpoint = replace(checkpoint, rows_read=checkpoint.rows_read - len(some))
+            self._ends.store.apply(lease, ChangeSet(deleted=some, checkpoint=checkpoint, partial=True))
         self._report.repaired += len(orphans)
 
 

@@ -17,8 +17,9 @@ from connector.model import ChangeSet, QuarantinedRow, log_of
 from connector.protocols import Embedder
 from connector.stores.local.store import LocalStore
 from connector.sync.plan import PlanOptions, plan
-from connector.sync.quarantine import drop
+from connector.sync.quarantine import drop, retry
 from connector.sync.run import Ends, sync
+from connector.sync.verify import verify
 from tests.contracts.changing import OPTIONS, MemorySource, MemoryTable, Synced, second
 
 LARGE = "x" * 100_001
@@ -150,13 +151,20 @@ def test_the_limit_of_deletions_is_a_share_of_the_rows_that_are_left(synced):
 
 
 @pytest.mark.parametrize("ending", ["gone", "blank"])
-def test_rows_that_end_in_quarantine_raise_no_limit_of_deletions(synced, ending):
+@pytest.mark.parametrize("by", ["sync", "retry", "repair"])
+def test_rows_that_left_quarantine_or_were_repaired_away_raise_no_limit_of_deletions(synced, by, ending):
     ids = [f"[{number}]" for number in range(5)]
-    with synced.store.lease("c", "test", 1) as lease:
-        rows = [QuarantinedRow(id_, "embed", "no vector", digest=b"12345678") for id_ in ids]
-        synced.store.apply(lease, ChangeSet(deleted=ids, quarantined=rows))
+    if by != "repair":
+        with synced.store.lease("c", "test", 1) as lease:
+            rows = [QuarantinedRow(id_, "embed", "no vector", digest=b"12345678") for id_ in ids]
+            synced.store.apply(lease, ChangeSet(deleted=ids, quarantined=rows))
     for number in range(5):
         synced.table.delete(number) if ending == "gone" else synced.table.put(number, " ", synced.table.clock)
+    spec, ends = synced.table.spec("log"), Ends(synced.table.source, synced.store, synced.embedder)
+    if by == "retry":
+        assert retry(spec, ends, None, OPTIONS).retried == 5
+    if by == "repair":
+        assert verify(spec, ends, repair=True, options=OPTIONS).repaired == 5
     assert (report := synced.sync()).paused is None, report
     for number in range(5, 7):
         synced.table.delete(number)
