@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx
 import pytest
-from playwright.sync_api import Page, Route, expect
+from playwright.sync_api import Page, Request, Route, expect
 
 from app.src.access.keys import Grant, create
 from app.src.jobs import runner
@@ -137,7 +137,16 @@ def test_a_job_is_shown_while_the_store_does_not_answer(
     watch.allow(503)
     page = open_page(serve(), "#/collections/materials")
     gone = {"status": 503, "title": "Service Unavailable", "detail": "no server listens there"}
-    page.route(re.compile("/collections/materials$"), lambda route: route.fulfill(status=503, json=gone))
+    begun: list[Request] = []
+
+    def status(route: Route) -> None:
+        if begun:
+            route.fulfill(status=503, json=gone)
+        else:
+            route.continue_()
+
+    page.on("request", lambda request: begun.append(request) if request.method == "POST" else None)
+    page.route(re.compile("/collections/materials$"), status)
     source.held = True
     page.get_by_role("button", name="Sync", exact=True).click()
     expect(page.get_by_role("alert")).to_contain_text("no server listens there")
