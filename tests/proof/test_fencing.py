@@ -11,7 +11,7 @@ import pytest
 
 from tests.proof.cycles import EACH_METHOD, GROUNDS, NATIVE, Cycles, named
 from tests.proof.ground import PAGE
-from tests.proof.worker import Worker
+from tests.proof.worker import PATIENCE, Worker
 from tests.slow import slow_but
 
 HOLDING = ("mid_upsert", "mid_checkpoint")
@@ -40,7 +40,7 @@ def woken_early(cycles: Cycles, name: str) -> None:
     sleeper = asleep(cycles, name)
     cycles.ground.expire_lease()
     other = cycles.start(full=True)
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + PATIENCE
     while cycles.ground.holder() != other.owner and time.monotonic() < deadline:
         time.sleep(0.002)
     sleeper.signal(signal.SIGCONT)
