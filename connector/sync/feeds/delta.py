@@ -42,11 +42,8 @@ def feed(plan: ReadPlan, source: Source) -> Feed:
     records = replace(plan, query=Query(delta.ref, (*plan.query.key, kind), ()))
     window, compared = next_window(source.capture, records, at, late=True), plan.before.get("compared")
     reading = pages(source.capture, records, window, repeated=True)
-    first: list[Batch] = []
-    waiting, why = 0, window.due
-    if not why:
-        first = list(islice(reading, 2))
-        waiting, why = _waiting(records, source, window, compared, first)
+    first = [] if window.due else list(islice(reading, 2))
+    waiting, why = _waiting(records, source, window, compared, first)
     if not why and waiting > MANY and waiting * ROWS_PER_RECORD > source.count(plan.query):
         why = f"{waiting:,} records of {delta.ref} are to be read, and this is faster"
     mark = {**window.mark, "compared": window.covered if why else compared}
@@ -58,11 +55,12 @@ def feed(plan: ReadPlan, source: Source) -> Feed:
 def _waiting(
     records: ReadPlan, source: Source, window: Window, compared: str | None, first: Sequence[Batch]
 ) -> tuple[int, str]:
-    """Return the number of records to read, and why they do not say which rows changed, or "". `compared`: all rows
-    were compared after the records up to this time, of which some are read again. `first`: the first two pages."""
+    """Return the number of records to read, and why all rows must be compared instead, or "". `compared`: all rows were
+    compared after the records up to this time, of which some are read again. `first`: the first two pages; empty where
+    a comparison is due."""
     span, capture = window.span, source.capture
     if span is None or not first:
-        return 0, ""
+        return 0, window.due
     table, reasons = records.query.table, []
     if len(first) == 1:  # counted here, because HANA would read the whole table once more
         keys = [row.key for row in first[0].rows]
